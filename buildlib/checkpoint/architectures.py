@@ -1,13 +1,13 @@
 """Families of models that build from a checkpoint: one entry each, by the keys of `config.json`.
 
-A family is Llama with differences, and an entry states only those: which keys it spells otherwise,
-what follows from them, and in what its layers differ. Which keys it reads at all, and what a file
-may leave out, is in `family_keys`. `DecoderConfig` reads the keys through both and
-`buildlib.graph.decoder` writes every difference; neither knows a family by name.
+A family is Llama with differences, and an entry states only those: keys under other names, values
+that follow from keys, and differences of its layers. `family_keys` has the keys that it reads at
+all, with their defaults. `DecoderConfig` reads the keys through both and `buildlib.graph.decoder`
+writes every difference; neither knows a family by name.
 
-A model of no such family may build all the same from ONNX: what counts is its graph, which
-importing reads. A family stands here once its logits are checked against those of transformers
-(Baichuan: against its formulas in numpy, as transformers has no such model).
+A model of no such family may build all the same from ONNX, by its graph. A family stands here once
+its logits are checked against those of transformers (Baichuan: against its formulas in numpy, as
+transformers has no such model).
 """
 
 from collections.abc import Callable, Mapping
@@ -65,13 +65,13 @@ all heads together, or over a head with a gain of its own for each."""
 
 @dataclass(frozen=True)
 class Family:
-    """In what a family differs from Llama.
+    """The differences of a family from Llama.
 
     Attributes:
         classes: names in `architectures`.
         spelled: our key for a key of the family.
         derived: keys that follow from others, after `spelled`; `transformers` among them is 4 or 5.
-        refused: says why a sound configuration cannot be built, or None.
+        refused: the reason why a sound configuration cannot be built, or None.
         partial_rotary: whether rotary positions may turn a share of each head.
         scalings: kinds of rotary scaling that it takes.
         needs_bos: whether a text begins with a token that the file must name.
@@ -113,7 +113,7 @@ _SANDWICH = LayerNorms(
 
 
 def _of(name: str, function: Callable[[float], float]) -> Callable[[Keys], object]:
-    """Return a key that is a function of a number; of anything else it is that, to be refused."""
+    """Return a key that is a function of a number; other values stay, to be refused."""
 
     def derived(keys: Keys) -> object:
         value = keys.get(name)
@@ -125,9 +125,9 @@ def _of(name: str, function: Callable[[float], float]) -> Callable[[Keys], objec
 
 
 def _gemma_activation(keys: Keys) -> object:
-    """Return Gemma's activation: what the first files call `gelu` transformers 5 approximates."""
-    given = keys.get("hidden_act")
-    return "gelu_pytorch_tanh" if given == "gelu" and keys["transformers"] == 5 else given
+    """Return Gemma's activation: transformers 5 approximates the `gelu` of the first files."""
+    name = keys.get("hidden_act")
+    return "gelu_pytorch_tanh" if name == "gelu" and keys["transformers"] == 5 else name
 
 
 def _attention_output_bias(keys: Keys) -> object:
@@ -142,12 +142,10 @@ def _layers(keys: Keys) -> range:
 
 def _kinds(keys: Keys, has_window: Callable[[int], object]) -> object:
     """Return the kind of attention of each layer: as the file lists them, or by a rule."""
-    given = keys.get("layer_types")
-    return (
-        given
-        if given is not None
-        else [SLIDING if has_window(layer) else FULL for layer in _layers(keys)]
-    )
+    kinds = keys.get("layer_types")
+    if kinds is not None:
+        return kinds
+    return [SLIDING if has_window(layer) else FULL for layer in _layers(keys)]
 
 
 def _alternating(step: int | None) -> Callable[[Keys], object]:
@@ -178,9 +176,9 @@ def _windows_above(keys: Keys) -> object:
 
 def _rope_layers(keys: Keys) -> object:
     """Return 1 for each layer with rotary positions and 0 for each without."""
-    given, interval = keys.get("no_rope_layers"), keys.get("no_rope_layer_interval")
-    if given is not None:
-        return given
+    layers, interval = keys.get("no_rope_layers"), keys.get("no_rope_layer_interval")
+    if layers is not None:
+        return layers
     if type(interval) is not int or interval == 0:
         raise unsupported("no_rope_layer_interval that is no count of layers")
     return [int((layer + 1) % interval != 0) for layer in _layers(keys)]
@@ -228,11 +226,9 @@ def _stablelm_heads(keys: Keys) -> str | None:
     )
     if dim is None or not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
         return None
-    return (
-        None
-        if dim == hidden // heads
-        else "head_dim of a stablelm that is not hidden_size / num_attention_heads"
-    )
+    if dim == hidden // heads:
+        return None
+    return "head_dim of a stablelm that is not hidden_size / num_attention_heads"
 
 
 def _alibi(keys: Keys) -> str | None:
@@ -355,15 +351,15 @@ def detect_architecture(config: Keys) -> SupportedLLMs | None:
     """Return the family that `model_type` and `architectures` agree on; either may be missing.
 
     None when they name no known family, or different ones: relatives such as `qwen2_moe` and
-    `llama4` have other graphs and are not taken for what they resemble.
+    `llama4` have other graphs.
     """
     kind = config.get("model_type")
     by_type = next((family for family in SupportedLLMs if family.value == kind), None)
     names = config.get("architectures")
     if not isinstance(names, list | tuple) or not names:
         return by_type
-    known = {name: kind for kind, family in FAMILIES.items() for name in family.classes}
-    by_class = {known.get(name) if isinstance(name, str) else None for name in names}
+    kinds = {name: kind for kind, family in FAMILIES.items() for name in family.classes}
+    by_class = {kinds.get(name) if isinstance(name, str) else None for name in names}
     if len(by_class) != 1:
         return None
     (family,) = by_class

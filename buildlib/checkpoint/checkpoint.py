@@ -36,7 +36,7 @@ class Checkpoint:
     Attributes:
         tensors: by Llama's names, such as `model.layers.0.mlp.up_proj.weight`; projections that the
             file has as one are rows of that one. With tied embeddings there may be no
-            `lm_head.weight`; `lm_head` says what to use.
+            `lm_head.weight`; `lm_head` is the one to use.
     """
 
     folder: Path
@@ -60,24 +60,22 @@ class Checkpoint:
             if ref is None:
                 raise ModelFileError(folder, f"tensor {name!r} is missing")
             if ref.shape != shape:
-                found = f"tensor {name!r} is {list(ref.shape)}, config.json says {list(shape)}"
-                raise ModelFileError(ref.path, found)
+                reason = f"tensor {name!r} is {list(ref.shape)}, config.json says {list(shape)}"
+                raise ModelFileError(ref.path, reason)
         _refuse_others(config, tensors)
         return cls(folder, config, MappingProxyType(_unfused(config, tensors)))
 
     def check_content(self) -> None:
-        """Check what headers do not tell: values of tensors, and the tokenizer. Reads all bytes.
+        """Check the values of all tensors, which reads all bytes, and the tokenizer.
 
-        Raises:
-            ModelFileError: a weight is NaN or infinite, or a matrix all 0, a stored output
-                projection differs from the embedding that it is said to be, or the tokenizer is
-                not that of the model.
+        A weight may not be NaN or infinite, nor a matrix all 0; a stored output projection that is
+        tied must equal the embedding.
         """
         check_tokenizer(self.tokenizer_path, self.config)
         refs = list(self.tensors.values())
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            found = pool.map(find_nonfinite, refs)
-            for (name, ref), (place, zero) in zip(self.tensors.items(), found, strict=True):
+            faults = pool.map(find_nonfinite, refs)
+            for (name, ref), (place, zero) in zip(self.tensors.items(), faults, strict=True):
                 untrained = any(f".{part}." in name for part in MAY_BE_ZERO)
                 if zero and len(ref.shape) == 2 and not untrained:
                     raise ModelFileError(ref.path, f"tensor {ref.name[:80]!r} {ZEROS}")
@@ -109,8 +107,8 @@ class Checkpoint:
 
 def _refuse_others(config: CheckpointConfig, tensors: Mapping[str, TensorRef]) -> None:
     """Refuse tensors that the configuration has no place for: they would be left out silently."""
-    known = expected_tensors(config).keys() | {_HEAD}
-    others = [n for n in tensors if n not in known and not _COMPUTED.search(n)]
+    names = expected_tensors(config).keys() | {_HEAD}
+    others = [n for n in tensors if n not in names and not _COMPUTED.search(n)]
     if others:
         more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
         reason = (
@@ -195,10 +193,10 @@ def projections(config: CheckpointConfig) -> dict[str, Projection]:
 
 def _stored_projections(config: CheckpointConfig) -> dict[str, list[Projection]]:
     """Return a layer's projections in the file, each with those of Llama that it fuses."""
-    single, fused = projections(config), config.family.fused
-    inside = {name for parts in fused.values() for name in parts}
-    stored = {stem: [single[name] for name in parts] for stem, parts in fused.items()}
-    return stored | {name: [shape] for name, shape in single.items() if name not in inside}
+    single, groups = projections(config), config.family.fused
+    inside = {name for parts in groups.values() for name in parts}
+    wholes = {stem: [single[name] for name in parts] for stem, parts in groups.items()}
+    return wholes | {name: [shape] for name, shape in single.items() if name not in inside}
 
 
 def _unfused(config: CheckpointConfig, stored: Mapping[str, TensorRef]) -> dict[str, TensorRef]:

@@ -1,6 +1,6 @@
 """The `config.json` of a decoder-only language model, as far as building it needs.
 
-Keys, defaults and what null means are those of Hugging Face transformers, family by family
+Keys, defaults and the meaning of null are those of Hugging Face transformers, family by family
 (`family_keys`, `architectures`, `rotary`).
 """
 
@@ -36,6 +36,7 @@ from buildlib.checkpoint.rotary import (
     read_rotary,
     unsupported,
 )
+from buildlib.error_base import one_line
 from buildlib.errors import ModelFileError
 from buildlib.validation import first_fault
 
@@ -74,9 +75,9 @@ class DecoderConfig(BaseModel):
         attention_multiplier: factor of attention scores; None: `head_dim ** -0.5`.
         attn_logit_softcapping: c, for scores c * tanh(scores / c).
         final_logit_softcapping: the same for logits.
-        bos_token_id: what a text begins with. Families without such a token (Qwen) or unknown
-            ones may leave it out; it is then the first of `eos_token_id`, the token that stood
-            before every text in training.
+        bos_token_id: token before a text. Families without such a token (Qwen) or unknown ones may
+            leave it out; it is then the first of `eos_token_id`, the token that stood before every
+            text in training.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -124,25 +125,25 @@ class DecoderConfig(BaseModel):
         architecture = detect_architecture(data)
         family = family_of(architecture)
         if architecture is None:
-            filled = _read_unknown(data)
+            values = _read_unknown(data)
         else:
-            filled = agreed_reading(data, lambda major: _read(data, architecture, major))
-        filled["architecture"] = architecture
-        given = filled.get("hidden_act")
-        if isinstance(given, str):
-            filled["hidden_act"] = _SPELLINGS.get(given, given)
-        heads, hidden = filled.get("num_attention_heads"), filled.get("hidden_size")
-        if filled.get("num_key_value_heads") is None:
-            filled["num_key_value_heads"] = heads
-        if filled.get("head_dim") is None:
-            filled["head_dim"] = _head_dim(hidden, heads)
-        kinds = filled.get("layer_types")
+            values = agreed_reading(data, lambda major: _read(data, architecture, major))
+        values["architecture"] = architecture
+        activation = values.get("hidden_act")
+        if isinstance(activation, str):
+            values["hidden_act"] = _SPELLINGS.get(activation, activation)
+        heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
+        if values.get("num_key_value_heads") is None:
+            values["num_key_value_heads"] = heads
+        if values.get("head_dim") is None:
+            values["head_dim"] = _head_dim(hidden, heads)
+        kinds = values.get("layer_types")
         if isinstance(kinds, list) and kinds and SLIDING not in kinds:
-            filled["sliding_window"] = None
-        eos = filled.get("eos_token_id")
-        if filled.get("bos_token_id") is None and not family.needs_bos:
-            filled["bos_token_id"] = eos[0] if isinstance(eos, list) and eos else eos
-        return {key: value for key, value in filled.items() if value is not None or key in data}
+            values["sliding_window"] = None
+        eos = values.get("eos_token_id")
+        if values.get("bos_token_id") is None and not family.needs_bos:
+            values["bos_token_id"] = eos[0] if isinstance(eos, list) and eos else eos
+        return {key: value for key, value in values.items() if value is not None or key in data}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -193,7 +194,7 @@ class DecoderConfig(BaseModel):
         """Return the longest context that can be built, and why; None if the model bounds none.
 
         Args:
-            windowed: whether the graph hides by itself what lies before the sliding window.
+            windowed: whether the graph hides by itself the slots before the sliding window.
         """
         limits = []
         if self.sliding_window is not None and not windowed:
@@ -207,14 +208,14 @@ class DecoderConfig(BaseModel):
 
     @property
     def family(self) -> Family:
-        """In what the model differs from Llama apart from its keys."""
+        """The differences of the model from Llama apart from its keys."""
         return family_of(self.architecture)
 
     @property
     def attention_scale(self) -> float:
         """Factor of attention scores."""
-        given = self.attention_multiplier
-        return self.head_dim**-0.5 if given is None else given
+        factor = self.attention_multiplier
+        return self.head_dim**-0.5 if factor is None else factor
 
     def has_window(self, layer: int) -> bool:
         """Return whether a layer looks back `sliding_window` tokens only."""
@@ -246,8 +247,8 @@ class CheckpointConfig(DecoderConfig):
     @model_validator(mode="after")
     def _expressible(self) -> Self:
         if self.hidden_act not in _ACTIVATIONS:
-            known = ", ".join(_ACTIVATIONS)
-            raise unsupported(f"hidden_act {self.hidden_act[:40]!r} (known are {known})")
+            names = ", ".join(_ACTIVATIONS)
+            raise unsupported(f"hidden_act {self.hidden_act[:40]!r} (known are {names})")
         layers = self.num_hidden_layers
         if self.no_rope_layers is not None and len(self.no_rope_layers) < layers:
             msg = "no_rope_layers is shorter than num_hidden_layers"
@@ -278,15 +279,15 @@ def _read(file: Mapping[str, Any], architecture: SupportedLLMs, major: int) -> d
         if not family.partial_rotary:
             ignored = major == 5 and rotary["rope_scaling"] is None
             if not ignored and rotary["partial_rotary_factor"] not in (None, 1):
-                what = f"partial_rotary_factor, which {table.class_name} cannot apply"
-                raise unsupported(what, by_transformers=True)
+                reason = f"partial_rotary_factor, which {table.class_name} cannot apply"
+                raise unsupported(reason, by_transformers=True)
             values["partial_rotary_factor"] = 1.0
     values["model_type"] = architecture.value
     return values
 
 
 def _read_unknown(file: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a file of no known family, whose usual keys mean what they mostly do."""
+    """Return the values of a file of no known family, its usual keys having their usual meaning."""
     values = {key: value for key, value in file.items() if key in DecoderConfig.model_fields}
     by_kind = file.get("rope_parameters")
     nested = isinstance(by_kind, dict) and not by_kind.keys().isdisjoint({FULL, SLIDING})
@@ -318,18 +319,17 @@ _OF_ANY_FAMILY = ("quantization_config", "is_encoder_decoder")
 def _refused_kind(data: Mapping[str, Any]) -> str | None:
     """Say why a configuration is of no model that can be exported; None if it may be."""
     architecture = detect_architecture(data)
-    kind = repr(data.get("model_type"))
-    shown = f"model_type {kind if len(kind) <= 40 else kind[:37] + '...'}"
-    for key, what in _NO_DECODERS.items():
-        given = data.get(key)
-        read = architecture is None or key in _OF_ANY_FAMILY or _is_read(data, architecture, key)
-        if read and (given is True or given not in (None, False, 0, 1)):
-            return f"{shown} is {what} ({key})"
+    kind = f"model_type {one_line(repr(data.get('model_type')), 40)}"
+    for key, description in _NO_DECODERS.items():
+        value = data.get(key)
+        counts = architecture is None or key in _OF_ANY_FAMILY or _is_read(data, architecture, key)
+        if counts and (value is True or value not in (None, False, 0, 1)):
+            return f"{kind} is {description} ({key})"
     if architecture is not None:
         return family_of(architecture).refused(data)
     if any(data.get("model_type") == family.value for family in SupportedLLMs):
-        return f"architectures of other kinds than {shown}"
-    return f"{shown} is no family that can be exported"
+        return f"architectures of other kinds than {kind}"
+    return f"{kind} is no family that can be exported"
 
 
 def _is_read(data: Mapping[str, Any], architecture: SupportedLLMs, key: str) -> bool:
@@ -338,11 +338,7 @@ def _is_read(data: Mapping[str, Any], architecture: SupportedLLMs, key: str) -> 
 
 
 def unread_keys(path: Path) -> tuple[str, list[str]]:
-    """Return the class of a `config.json`'s model, and the keys that its code does not read.
-
-    Raises:
-        ModelFileError: the file is missing or no JSON.
-    """
+    """Return the class of a `config.json`'s model, and the keys that its code does not read."""
     data = read_json(path)
     architecture = detect_architecture(data) if isinstance(data, dict) else None
     if architecture is None:
@@ -352,10 +348,10 @@ def unread_keys(path: Path) -> tuple[str, list[str]]:
 
 
 def other_reading(path: Path, major: int) -> str | None:
-    """Say what transformers `major` reads differently in a `config.json` that another major wrote.
+    """Describe how transformers `major` reads a `config.json` that another major wrote.
 
     Returns:
-        Which key, or why one of them refuses the file; None where they read the same.
+        The key that differs, or the reason of a refusal; None where they read the same.
     """
     data = read_json(path)
     architecture = detect_architecture(data) if isinstance(data, dict) else None
@@ -368,21 +364,12 @@ def other_reading(path: Path, major: int) -> str | None:
 
 
 def load_config(path: Path) -> DecoderConfig:
-    """Read and check a `config.json`, of a known family or not.
-
-    Raises:
-        ModelFileError: missing, unreadable, or with sizes that make no sense; or sound, but of a
-            model that Genie cannot be told to run.
-    """
+    """Read and check a `config.json`, of a known family or not."""
     return _load(path, DecoderConfig)
 
 
 def load_checkpoint_config(path: Path) -> CheckpointConfig:
-    """Read and check the `config.json` of a checkpoint for export.
-
-    Raises:
-        ModelFileError: as `load_config`; or also when our own export cannot express the model.
-    """
+    """Read and check the `config.json` of a checkpoint, which our own export must express."""
     return _load(path, CheckpointConfig)
 
 

@@ -1,8 +1,8 @@
 """The keys of `config.json` that a family reads, by the release of transformers that reads them.
 
-`family_keys.json` holds what `make family-defaults` found in each. Which of the two counts is told
-by the `transformers_version` of a `config.json`. A file without it is read both ways: where the two
-differ it is refused, as nothing tells which model is meant.
+`make family-defaults` writes them to `family_keys.json`. The `transformers_version` of a
+`config.json` decides between the releases. A file without it is read both ways: where the two
+differ it is refused, as it may mean either model.
 """
 
 import functools
@@ -15,6 +15,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from buildlib.checkpoint.rotary import unsupported
+from buildlib.error_base import one_line
 
 Keys = Mapping[str, Any]
 
@@ -50,15 +51,11 @@ class FamilyKeys:
     ignored: Keys
 
     def read(self, file: Keys, major: int) -> dict[str, Any]:
-        """Return the value of every key: from the file, or else the default.
-
-        Raises:
-            PydanticCustomError: a key is null that must not be.
-        """
+        """Return the value of every key: from the file, or else the default."""
         for key in self.defaults:
             if key in file and file[key] is None and key not in self.nullable:
-                what = f"{key} is null, which {self.class_name} of transformers {major} refuses"
-                raise unsupported(what, by_transformers=True)
+                reason = f"{key} is null, which {self.class_name} of transformers {major} refuses"
+                raise unsupported(reason, by_transformers=True)
         values = {key: file.get(key, default) for key, default in self.defaults.items()}
         for key, default in self.defaults.items():
             if values[key] is None and isinstance(default, bool):
@@ -71,11 +68,11 @@ class FamilyKeys:
 
     def unread(self, file: Keys) -> list[str]:
         """Return keys of the file that are not read, where they say more than the default."""
-        known = self.defaults.keys() | _BOOKKEEPING
+        names = self.defaults.keys() | _BOOKKEEPING
         return sorted(
             key
             for key, value in file.items()
-            if key not in known and value is not None and value != self.ignored.get(key)
+            if key not in names and value is not None and value != self.ignored.get(key)
         )
 
 
@@ -108,7 +105,7 @@ _BAICHUAN = FamilyKeys(
 
 
 def family_keys(model_type: str, major: int) -> FamilyKeys:
-    """Return what transformers `major` reads for a family."""
+    """Return the keys that transformers `major` reads for a family."""
     if model_type == "baichuan":
         return _BAICHUAN
     table = read_tables()[major][model_type]
@@ -130,12 +127,9 @@ def stated_major(file: Keys) -> int | None:
 
 
 def agreed_reading(file: Keys, read: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-    """Return what `read` gives for the release of transformers that a file is of.
+    """Return the result of `read` for the release of transformers that a file is of.
 
     A file that names none must mean the same in all releases that do not refuse it themselves.
-
-    Raises:
-        PydanticCustomError: of type `UNSUPPORTED`: they differ; or as `read` does.
     """
     stated = stated_major(file)
     if stated is not None:
@@ -155,8 +149,8 @@ def agreed_reading(file: Keys, read: Callable[[int], dict[str, Any]]) -> dict[st
     for other in others:
         difference = tell_difference(other, newest)
         if difference is not None:
-            what = f"{difference}, and there is no transformers_version to tell which is meant"
-            raise unsupported(what)
+            reason = f"{difference}, and there is no transformers_version to tell which is meant"
+            raise unsupported(reason)
     return newest
 
 
@@ -164,11 +158,6 @@ def tell_difference(older: Keys, newer: Keys) -> str | None:
     """Say which key transformers 4 and 5 read differently; None if none."""
     for key, value in newer.items():
         if older[key] != value and repr(older[key]) != repr(value):  # nan is not itself
-            shown = f"{_shown(older[key])} in transformers 4 and {_shown(value)} in transformers 5"
-            return f"{key} is {shown}"
+            four, five = (one_line(repr(each), 60) for each in (older[key], value))
+            return f"{key} is {four} in transformers 4 and {five} in transformers 5"
     return None
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."

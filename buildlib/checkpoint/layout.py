@@ -17,11 +17,7 @@ MAX_CONFIG_BYTES: Final = 1 << 20
 
 
 def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:  # noqa: ANN401
-    """Read a JSON file of a model folder; its content is not trusted.
-
-    Raises:
-        ModelFileError: it cannot be read, is too large, or is no JSON.
-    """
+    """Read a JSON file of a model folder; its content is not trusted."""
     try:
         check_file(path)
         if path.stat().st_size > max_bytes:

@@ -1,8 +1,8 @@
 """Rotary positions in `config.json`: base, share of a head, and scaling.
 
 transformers 4 keeps them in `rope_theta`, `partial_rotary_factor` and `rope_scaling`. transformers
-5 keeps all of them in `rope_parameters`, and reads the older keys too. What a scaling does to
-frequencies is in `buildlib.graph.rope`.
+5 keeps all of them in `rope_parameters`, and reads the older keys too. `buildlib.graph.rope` has
+the frequencies that follow.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
+
+from buildlib.error_base import one_line
 
 UNSUPPORTED = "unsupported"
 """Type of validation errors about sound models that cannot be built."""
@@ -84,15 +86,15 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 _ORIGINAL, _POSITIONS = "original_max_position_embeddings", "max_position_embeddings"
 
 
-def unsupported(what: str, *, by_transformers: bool = False) -> PydanticCustomError:
+def unsupported(message: str, *, by_transformers: bool = False) -> PydanticCustomError:
     """Make the validation error of a sound model that cannot be built.
 
     Args:
-        what: to be said.
-        by_transformers: whether the release of transformers that is read for refuses it too, so
-            that a file cannot mean what that release makes of it.
+        message: the reason.
+        by_transformers: whether the release of transformers in question refuses it too, so that it
+            cannot be the one that the file is of.
     """
-    context = {"reason": what, "by_transformers": by_transformers}
+    context = {"reason": message, "by_transformers": by_transformers}
     return PydanticCustomError(UNSUPPORTED, "{reason}", context)
 
 
@@ -104,12 +106,8 @@ def read_rotary(
     Args:
         file: `config.json` as it is.
         defaults: of keys that it leaves out.
-        major: the release of transformers whose reading counts, 4 or 5.
+        major: the release of transformers that counts, 4 or 5.
         kinds: of scaling that the family takes.
-
-    Raises:
-        PydanticCustomError: of type `UNSUPPORTED`: parameters that transformers refuses, or that
-            cannot be built.
     """
     two_bases = defaults.get("rope_local_base_freq") is not None
     by_kind = major == 5 and two_bases
@@ -121,8 +119,9 @@ def read_rotary(
         local = None
         theta = scaling.get("rope_theta", keys.get("rope_theta"))
     else:
-        given = file.get("rope_scaling") is not None
-        scaling = _mapping(file, "rope_scaling") if given else {"type": "default"}
+        scaling = {"type": "default"}
+        if file.get("rope_scaling") is not None:
+            scaling = _mapping(file, "rope_scaling")
         theta = keys.get("rope_theta")
         local = keys.get("rope_local_base_freq") if two_bases else None
     if any(isinstance(value, dict) for value in scaling.values()):
@@ -130,11 +129,10 @@ def read_rotary(
     partial = keys.get("partial_rotary_factor")
     if major == 5:
         partial = scaling.get("partial_rotary_factor", 1.0 if partial is None else partial)
-    made = _scaling(scaling, file, keys, major=major, kinds=kinds, nested=by_kind)
     return {
         "rope_theta": theta,
         "partial_rotary_factor": partial,
-        "rope_scaling": made,
+        "rope_scaling": _scaling(scaling, file, keys, major=major, kinds=kinds, nested=by_kind),
         "rope_local_base_freq": local,
     }
 
@@ -175,49 +173,43 @@ def _scaling(
     kind = scaling.get("rope_type", scaling.get("type", "default" if major == 5 else None))
     old = scaling.get("type", kind)
     if kind != old and not nested:
-        raise unsupported(
-            f"rope_type {_shown(kind)} beside type {_shown(old)}, which is the older name of it"
-        )
+        new, old = (one_line(repr(each), 40) for each in (kind, old))
+        raise unsupported(f"rope_type {new} beside type {old}, which is the older name of it")
     if kinds == ("longrope",) and kind in {"su", "yarn"}:  # names in first Phi 3 files
         kind = "longrope"
     if kind == "default":
         return None
     if not isinstance(kind, str) or kind not in kinds:
-        raise unsupported(f"rope scaling {_shown(kind)} (known are {', '.join(kinds)})")
-    filled = {key: value for key, value in scaling.items() if value is not None}
-    filled["rope_type"] = kind
-    if kind in {"linear", "dynamic"} and "factor" not in filled:
+        raise unsupported(f"rope scaling {one_line(repr(kind), 40)} (known are {', '.join(kinds)})")
+    values = {key: value for key, value in scaling.items() if value is not None}
+    values["rope_type"] = kind
+    if kind in {"linear", "dynamic"} and "factor" not in values:
         raise unsupported(f"rope scaling {kind} without a factor")
     if kind in {"llama3", "yarn", "longrope"}:
-        _fill_lengths(filled, file, keys, major=major, nested=nested)
-    if kind == "longrope" and "factor" not in filled and "attention_factor" not in filled:
+        _fill_lengths(values, file, keys, major=major, nested=nested)
+    if kind == "longrope" and "factor" not in values and "attention_factor" not in values:
         raise unsupported("rope scaling longrope without a factor")
     for key in ("beta_fast", "beta_slow"):
-        if filled.get(key) == 0:
-            del filled[key]
-    return filled
+        if values.get(key) == 0:
+            del values[key]
+    return values
 
 
 def _fill_lengths(
-    filled: dict[str, Any], file: Keys, keys: Keys, *, major: int, nested: bool
+    values: dict[str, Any], file: Keys, keys: Keys, *, major: int, nested: bool
 ) -> None:
     """Fill in the original length of a scaling, and the factor that follows from it."""
-    kind, positions, outside = filled["rope_type"], keys.get(_POSITIONS), keys.get(_ORIGINAL)
+    kind, positions, outside = values["rope_type"], keys.get(_POSITIONS), keys.get(_ORIGINAL)
     if major == 5 and not nested and (_ORIGINAL in file or outside is not None):
-        filled[_ORIGINAL] = outside
+        values[_ORIGINAL] = outside
     elif major == 4 and kind == "longrope":
-        filled[_ORIGINAL] = outside or positions
+        values[_ORIGINAL] = outside or positions
     elif major == 5 or kind == "yarn":
-        filled.setdefault(_ORIGINAL, positions)
-    original = filled.get(_ORIGINAL)
+        values.setdefault(_ORIGINAL, positions)
+    original = values.get(_ORIGINAL)
     if type(positions) is not int or type(original) is not int or original < 1:
         return
     if kind == "longrope" and major == 4 and outside:
-        filled["factor"] = positions / original
+        values["factor"] = positions / original
     elif major == 5 and kind != "llama3":
-        filled.setdefault("factor", positions / original)
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 40 else shown[:37] + "..."
+        values.setdefault("factor", positions / original)

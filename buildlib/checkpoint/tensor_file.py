@@ -42,8 +42,7 @@ class TensorRef:
     """Location of a tensor, which is read on demand.
 
     Attributes:
-        dtype: as the file spells it; other than `StoredDtype` only where `read_header` was told to
-            take it.
+        dtype: as the file spells it; other than `StoredDtype` only if `read_header` may take it.
         offset: of the first byte from the start of the file.
     """
 
@@ -84,22 +83,22 @@ def find_nonfinite(ref: TensorRef) -> tuple[tuple[int, ...] | None, bool]:
     zero = True
     with ref.path.open("rb", buffering=0) as file:
         file.seek(ref.offset)
-        done = 0
-        while done < ref.n_bytes:
-            wanted = min(_CHUNK_BYTES, ref.n_bytes - done)
-            count = file.readinto(bits.view(np.uint8)[:wanted].data)
+        start = 0
+        while start < ref.n_bytes:
+            size = min(_CHUNK_BYTES, ref.n_bytes - start)
+            count = file.readinto(bits.view(np.uint8)[:size].data)
             count -= count % width
             if not count:
                 raise ModelFileError(ref.path, f"tensor {ref.name[:80]!r}: the file ends in it")
-            file.seek(ref.offset + done + count)
-            some = np.left_shift(bits[: count // width], 1, out=shifted[: count // width])
-            largest = some.max()
+            file.seek(ref.offset + start + count)
+            chunk = np.left_shift(bits[: count // width], 1, out=shifted[: count // width])
+            largest = chunk.max()
             zero &= largest == 0
             if largest >= _EXPONENTS[ref.dtype]:
-                first = done // width + int(np.argmax(some >= _EXPONENTS[ref.dtype]))
+                first = start // width + int(np.argmax(chunk >= _EXPONENTS[ref.dtype]))
                 place = np.unravel_index(first, ref.shape)
                 return tuple(int(index) for index in place), False
-            done += count
+            start += count
     return None, bool(zero)
 
 
@@ -140,11 +139,11 @@ def read_header(path: Path, dtypes: Collection[str] = _DTYPES) -> dict[str, Tens
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         msg = "a key occurs twice"
         raise ValueError(msg)
-    return found
+    return entries
 
 
 def _is_size(value: object) -> bool:
@@ -177,22 +176,20 @@ def _ref(
     if end - begin != n_bytes:
         raise refuse(f"{end - begin} bytes stored, its shape {shape} needs {n_bytes}")
     if data_start + end > file_size:
-        missing = data_start + end - file_size
-        raise refuse(f"ends {missing} bytes past the end of the file (truncated?)")
+        excess = data_start + end - file_size
+        raise refuse(f"ends {excess} bytes past the end of the file (truncated?)")
     return TensorRef(name, dtype, tuple(shape), path, data_start + begin, n_bytes)
 
 
 def _check_places(path: Path, refs: dict[str, TensorRef], start: int, file_size: int) -> None:
     """Check that tensors fill the file, as the format has it: each byte belongs to one."""
-    filled = sorted((ref for ref in refs.values() if ref.n_bytes), key=lambda ref: ref.offset)
-    for first, second in itertools.pairwise(filled):
+    nonempty = sorted((ref for ref in refs.values() if ref.n_bytes), key=lambda ref: ref.offset)
+    for first, second in itertools.pairwise(nonempty):
         if first.offset + first.n_bytes > second.offset:
             reason = f"tensors {first.name[:80]!r} and {second.name[:80]!r} overlap"
             raise ModelFileError(path, reason)
-    ends = [start, *(ref.offset + ref.n_bytes for ref in filled)]
-    for end, following in zip(ends, [*(ref.offset for ref in filled), file_size], strict=True):
-        if end != following:
-            reason = (
-                f"{following - end} bytes from {end} on belong to no tensor; get the file again"
-            )
+    ends = [start, *(ref.offset + ref.n_bytes for ref in nonempty)]
+    for end, begin in zip(ends, [*(ref.offset for ref in nonempty), file_size], strict=True):
+        if end != begin:
+            reason = f"{begin - end} bytes from {end} on belong to no tensor; get the file again"
             raise ModelFileError(path, reason)

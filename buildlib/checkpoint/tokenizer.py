@@ -20,21 +20,13 @@ def text_windows(
     bos_token_id: int,
     n_windows: int = DEFAULT_WINDOWS,
 ) -> list[list[int]]:
-    """Cut windows of tokens from all over a text, as `spread_windows` does.
-
-    Raises:
-        ModelFileError: there is no tokenizer to read.
-    """
+    """Cut windows of tokens from all over a text, as `spread_windows` does."""
     tokens = load_tokenizer(tokenizer).encode(text, add_special_tokens=False).ids
     return spread_windows(tokens, length, n_windows, bos_token_id)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load the tokenizer of a checkpoint.
-
-    Raises:
-        ModelFileError: missing, or not what `tokenizers` reads.
-    """
+    """Load the tokenizer of a checkpoint."""
     try:
         check_file(path)
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
@@ -49,8 +41,11 @@ def check_tokenizer(path: Path, config: DecoderConfig) -> None:
     tokenizer = load_tokenizer(path)
     ids = tokenizer.get_vocab(with_added_tokens=True)
     size = config.vocab_size
-    outside = [(each, token) for token, each in ids.items() if each >= size]
-    outside = [found for found in outside if found[1] not in _OTHER_MODALITIES]
+    outside = [
+        (number, token)
+        for token, number in ids.items()
+        if number >= size and token not in _OTHER_MODALITIES
+    ]
     if outside:
         number, token = min(outside)
         reason = (

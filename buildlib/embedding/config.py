@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -20,15 +19,13 @@ TABLE_FILE = "embedding_weights.raw"
 
 _SMALLEST_SCALE = 1e-9
 
-_GENIE_TYPES: Mapping[EmbedDatatype, GenieDatatype] = MappingProxyType(
-    {
-        "float32": "float32",
-        "uint8": "ufixed8",
-        "uint16": "ufixed16",
-        "int8": "sfixed8",
-        "int16": "sfixed16",
-    }
-)
+_GENIE_TYPES: Mapping[EmbedDatatype, GenieDatatype] = {
+    "float32": "float32",
+    "uint8": "ufixed8",
+    "uint16": "ufixed16",
+    "int8": "sfixed8",
+    "int16": "sfixed16",
+}
 
 
 class EmbeddingConfig(BaseModel):
@@ -49,12 +46,12 @@ class EmbeddingConfig(BaseModel):
 
     @model_validator(mode="after")
     def _integers_have_a_meaning(self) -> Self:
-        given = self.embed_quant_offset is not None, self.embed_quant_scale is not None
-        if self.is_quantized and given != (True, True):
+        grid = self.embed_quant_scale, self.embed_quant_offset
+        if self.is_quantized and None in grid:
             raise ValueError(
                 f"{self.embed_datatype} needs embed_quant_scale and embed_quant_offset"
             )
-        if not self.is_quantized and any(given):
+        if not self.is_quantized and grid != (None, None):
             raise ValueError("float32 has neither embed_quant_scale nor embed_quant_offset")
         return self
 
@@ -77,11 +74,7 @@ class EmbeddingConfig(BaseModel):
         return Grid(dtype, (self.embed_quant_scale,), (-self.embed_quant_offset,))
 
     def genie(self, lut_path: str = TABLE_FILE) -> Embedding:
-        """Return the block of the dialog; `lut_path` is the file's name in the container.
-
-        Raises:
-            InvalidOptionError: a signed type, while graphs here take unsigned integers.
-        """
+        """Return the block of the dialog; `lut_path` is the file's name in the container."""
         grid = self.grid
         if grid is not None and grid.dtype.kind == "i":
             reason = (
@@ -109,20 +102,20 @@ class EmbeddingConfig(BaseModel):
         if block.lut_path is None:
             return None
         own = {genie: kind for kind, genie in _GENIE_TYPES.items()}
-        quantized = block.quant_param
+        grid = block.quant_param
         return cls(
             embed_datatype=own[block.datatype or "float32"],
             embed_length=block.size,
             embed_path=folder / block.lut_path,
-            embed_quant_offset=None if quantized is None else int(quantized.offset),
-            embed_quant_scale=None if quantized is None else quantized.scale,
+            embed_quant_offset=None if grid is None else int(grid.offset),
+            embed_quant_scale=None if grid is None else grid.scale,
         )
 
     def rows(self, tokens: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
         """Look up tokens [...] as rows [..., embed_length]. The file is mapped."""
         table = np.memmap(self.embed_path, self.embed_datatype, mode="r")
-        found = table.reshape(-1, self.embed_length)[tokens]
-        return found if self.grid is None else self.grid.dequantize(found)
+        rows = table.reshape(-1, self.embed_length)[tokens]
+        return rows if self.grid is None else self.grid.dequantize(rows)
 
 
 def table_grid(datatype: EmbedDatatype, encoding: Encoding | None, low: float, high: float) -> Grid:

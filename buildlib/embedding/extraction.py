@@ -8,6 +8,19 @@ from buildlib.graph.values import is_parameter, remove_unused, source_of, static
 from buildlib.passes.base import SORTED, STATIC, Condition, Pass
 
 
+def _fault(model: ir.Model) -> str | None:
+    names = [value.name for value in model.graph.inputs]
+    if interface.INPUT_IDS not in names:
+        return f"there is no {interface.INPUT_IDS}; inputs are {', '.join(map(str, names[:4]))}"
+    if find_lookup(model) is None:
+        return f"{interface.INPUT_IDS} goes elsewhere than into one Gather of a constant table"
+    return None
+
+
+def _remaining_ids(model: ir.Model) -> str | None:
+    return f"{interface.INPUT_IDS} is" if _ids(model) is not None else None
+
+
 class EmbeddingExtraction(Pass):
     """Replaces the lookup by an input that takes its result.
 
@@ -16,26 +29,18 @@ class EmbeddingExtraction(Pass):
     """
 
     name = "embedding"
-
-    def __init__(self) -> None:
-        self.requires = (SORTED, STATIC, Condition("tokens are looked up in one table", _fault))
-        self.ensures = (SORTED, STATIC, Condition("no token ids are left", _left))
+    requires = (SORTED, STATIC, Condition("tokens are looked up in one table", _fault))
+    ensures = (SORTED, STATIC, Condition("no token ids are left", _remaining_ids))
 
     def transform(self, model: ir.Model) -> ir.Model:
         """Change `model` in place."""
         graph = model.graph
-        lookup = find_lookup(model)
-        assert lookup is not None  # noqa: S101  (a declared precondition)
+        lookup, ids = find_lookup(model), _ids(model)
+        assert lookup is not None and ids is not None  # noqa: S101, PT018  (a precondition)
         old, table = lookup.outputs[0], table_of(lookup)
-        rows, ids = static_shape(table), _ids(model)
-        dims = static_shape(ids)
-        assert rows is not None  # noqa: S101  (an initializer)
-        assert dims is not None  # noqa: S101  (a declared precondition)
-        embeds = ir.Value(
-            name=interface.INPUTS_EMBEDS,
-            type=ir.TensorType(ir.DataType.FLOAT),
-            shape=ir.Shape((*dims, rows[1])),
-        )
+        dims = (*(static_shape(ids) or ()), (static_shape(table) or ())[-1])
+        real = ir.TensorType(ir.DataType.FLOAT)
+        embeds = ir.Value(name=interface.INPUTS_EMBEDS, type=real, shape=ir.Shape(dims))
         inherit(embeds, old if encoding_of(old) else table)
         old.replace_all_uses_with(embeds)
         graph.inputs[graph.inputs.index(ids)] = embeds
@@ -45,7 +50,7 @@ class EmbeddingExtraction(Pass):
 
 def find_lookup(model: ir.Model) -> ir.Node | None:
     """Return the Gather that makes hidden states of `input_ids`, if it is their only use."""
-    ids = next((v for v in model.graph.inputs if v.name == interface.INPUT_IDS), None)
+    ids = _ids(model)
     if ids is None:
         return None
     uses = list(ids.uses())
@@ -68,19 +73,5 @@ def table_of(lookup: ir.Node) -> ir.Value:
     return source_of(data)
 
 
-def _ids(model: ir.Model) -> ir.Value:
-    return next(value for value in model.graph.inputs if value.name == interface.INPUT_IDS)
-
-
-def _fault(model: ir.Model) -> str | None:
-    names = [value.name for value in model.graph.inputs]
-    if interface.INPUT_IDS not in names:
-        return f"there is no {interface.INPUT_IDS}; inputs are {', '.join(map(str, names[:4]))}"
-    if find_lookup(model) is None:
-        return f"{interface.INPUT_IDS} goes elsewhere than into one Gather of a constant table"
-    return None
-
-
-def _left(model: ir.Model) -> str | None:
-    names = {value.name for value in model.graph.inputs}
-    return f"{interface.INPUT_IDS} is" if interface.INPUT_IDS in names else None
+def _ids(model: ir.Model) -> ir.Value | None:
+    return next((v for v in model.graph.inputs if v.name == interface.INPUT_IDS), None)

@@ -113,8 +113,8 @@ def plan_encoder(
         raise TypeError("an encoder is built from ONNX")
     config = EncoderConfig.from_text(source.config, source.config_file)
     longest = config.max_position_embeddings
-    wanted = options.arn_cl_options
-    lengths = wanted.context_length
+    shapes = options.arn_cl_options
+    lengths = shapes.context_length
     if lengths == ARnContextLengthConfig().context_length:  # nothing was asked for
         lengths = (min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH),)
     if len(lengths) != 1:
@@ -126,9 +126,8 @@ def plan_encoder(
         raise InvalidOptionError("split_model.num_splits", "an encoder is built in one part", ())
     Bitwidths.from_options(options.quantization)
     toolchain.check(compilation)
-    shapes = wanted.model_copy(
-        update={"context_length": lengths, "auto_regression_number": lengths}
-    )
+    update = {"context_length": lengths, "auto_regression_number": lengths}
+    shapes = shapes.model_copy(update=update)
     plan = BuildPlan(options.model_copy(update={"arn_cl_options": shapes}), compilation)
     build = EncoderBuild(Sources(source), plan, cache_root, toolchain)
     return replace(build, length=lengths[0])

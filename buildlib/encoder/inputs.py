@@ -21,7 +21,7 @@ _SHORTEST = 4
 
 @dataclass(frozen=True)
 class TextTokens:
-    """Tokens of a text by an encoder's tokenizer, between what its template puts around it.
+    """Tokens of a text by an encoder's tokenizer.
 
     Attributes:
         template: text before and after each prompt.
@@ -33,11 +33,7 @@ class TextTokens:
     length: int
 
     def of(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each text.
-
-        Raises:
-            ModelFileError: the tokenizer cannot be read.
-        """
+        """Return the tokens of each text."""
         return [ids[: self.length] for ids in self._encoded(texts)]
 
     def count(self, texts: Sequence[str]) -> list[int]:
@@ -75,9 +71,8 @@ def calibration_tokens(tokenizer: TextTokens, text: str) -> Iterator[list[int]]:
     inner = max(1, tokenizer.length - len(before) - len(after))
     tokens = load_tokenizer(tokenizer.tokenizer).encode(text, add_special_tokens=False).ids
     for number, window in enumerate(spread_windows(tokens, inner, _WINDOWS, 0)):
-        taken = window[1:] if number % 2 == 0 else window  # those led by a bos, without it
-        shorter = max(_SHORTEST, inner * (1 + number % 7) // 8)
-        yield [*before, *(taken if number % 2 else taken[:shorter]), *after]
+        shorter = slice(1, 1 + max(_SHORTEST, inner * (1 + number % 7) // 8))  # without its bos
+        yield [*before, *(window if number % 2 else window[shorter]), *after]
 
 
 def observe_encoder(
@@ -105,16 +100,13 @@ def embed_in_float(
 ) -> list[Vector]:
     """Embed texts on this host with an encoder's ONNX as its exporter wrote it.
 
-    Nothing of the builder is in the way, so what differs from it is the builder's or the device's
+    Nothing of the builder is in the way, so a difference from it is the builder's or the device's
     doing. Each text runs at its own length where the model takes any.
 
     Args:
         model_path: the export.
         tokens: of each text.
         pooling: `mean` or `cls`, where the model gives hidden states alone.
-
-    Raises:
-        ModelFileError: the model cannot be run, or gives neither.
     """
     import onnxruntime as ort
 
@@ -128,14 +120,14 @@ def embed_in_float(
     name = pooled or hidden
     if name is None:
         raise ModelFileError(model_path, "it gives neither a sentence embedding nor hidden states")
-    found = []
+    vectors = []
     for ids in tokens:
         (result,) = run_session(model_path, session, [name], _feeds(session, ids))
         if pooled is None:
             states = result[0, : len(ids)]
             result = states[0] if pooling == "cls" else states.mean(axis=0)
-        found.append(np.asarray(result, np.float32).reshape(-1))
-    return found
+        vectors.append(np.asarray(result, np.float32).reshape(-1))
+    return vectors
 
 
 def _feeds(session: Any, ids: Sequence[int]) -> dict[str, npt.NDArray[Any]]:  # noqa: ANN401

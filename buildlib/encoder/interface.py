@@ -70,7 +70,7 @@ def is_encoder(model: ir.Model) -> bool:
 
 
 def prompt_template(tokenizer: Path) -> tuple[str, str]:
-    """Return what a tokenizer puts before and after a text, such as `[CLS]` and `[SEP]`.
+    """Return the tokens that a tokenizer puts around a text, such as `[CLS]` and `[SEP]`.
 
     Genie reads special tokens from the text, and adds none by itself.
     """
@@ -85,21 +85,17 @@ def prompt_template(tokenizer: Path) -> tuple[str, str]:
 
 
 def read_pooling(model_folder: Path) -> str:
-    """Return how sentence-transformers pools the tokens of this model: `mean` or `cls`.
-
-    Raises:
-        ModelFileError: its `1_Pooling/config.json` asks for another way.
-    """
+    """Return how sentence-transformers pools the tokens of this model: `mean` or `cls`."""
     path = model_folder / POOLING
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return "mean"
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(path, f"it cannot be read ({str(error)[:80]})") from error
     modes = [
         key.removeprefix("pooling_mode_")
-        for key, value in (found.items() if isinstance(found, dict) else ())
+        for key, value in (config.items() if isinstance(config, dict) else ())
         if key.startswith("pooling_mode_") and value is True
     ]
     if modes in (["mean_tokens"], []):

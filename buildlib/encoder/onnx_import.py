@@ -1,13 +1,13 @@
 """Anybody's ONNX of a text encoder in the form that Genie and the quantizer take.
 
-Exports differ in the types and lengths of inputs, in which inputs there are, and in the names of
-outputs. What comes out has one length, int32 inputs, and nothing that integers cannot hold: a mask
-is looked up in a table of two floats, and its minus infinity is -100.
+Exports differ in the types, lengths and number of inputs, and in the names of outputs. The result
+has one length, int32 inputs, and no values that integers cannot hold: a mask is looked up in a
+table of two floats, and its minus infinity is -100.
 """
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +78,14 @@ def _compare(export: Path, imported: Path, length: int, pooling: str) -> None:
     if interface.POOLED_OUTPUT not in runner.ports.outputs:
         return
     for tokens, expected in zip(texts, embed_in_float(export, texts, pooling), strict=True):
-        found = runner.run(padded_inputs(tokens, length, 0))[interface.POOLED_OUTPUT]
-        like = cosine(found, expected)
-        if like < _SAME:
+        actual = runner.run(padded_inputs(tokens, length, 0))[interface.POOLED_OUTPUT]
+        similarity = cosine(actual, expected)
+        if similarity < _SAME:
             raise ModelFileError(
                 export,
                 f"a text of {len(tokens)} of {length} tokens would have another embedding (cosine "
-                f"{like:.4f}): Genie puts padding first, so nothing may look at fixed positions; "
-                "export last_hidden_state alone, which is pooled here",
+                f"{similarity:.4f}): Genie puts padding first, so nothing may look at fixed "
+                "positions; export last_hidden_state alone, which is pooled here",
             )
 
 
@@ -143,14 +143,14 @@ def _static(path: Path, length: int) -> onnx.ModelProto:
 
 def _makers(value: ir.Value) -> list[ir.Node]:
     """Return the nodes that a value is made by, from the last to the first."""
-    found: dict[ir.Node, None] = {}
-    left = [value.producer()]
-    while left:
-        node = left.pop()
-        if node is not None and node not in found:
-            found[node] = None
-            left += [part.producer() for part in node.inputs if part is not None]
-    return list(found)
+    makers: dict[ir.Node, None] = {}
+    todo = [value.producer()]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in makers:
+            makers[node] = None
+            todo += [part.producer() for part in node.inputs if part is not None]
+    return list(makers)
 
 
 def _read_inputs(value: ir.Value) -> set[ir.Value]:
@@ -200,7 +200,7 @@ class _Importer:
             table, index = node.inputs[:2] if node.op_type == "Gather" else (None, None)
             if table is None or index is None or table.const_value is None:
                 continue
-            if not any(made.op_type == "CumSum" for made in _makers(index)):
+            if not any(maker.op_type == "CumSum" for maker in _makers(index)):
                 continue
             places = self._computed(index).reshape(-1)
             rows = tensor_array(table.const_value)
@@ -220,24 +220,26 @@ class _Importer:
         remove_unused(self.graph)
 
     def select_by_mask(self) -> None:
-        """Look up what is selected by the mask alone, however the exporter spreads it."""
+        """Look up the values that the mask alone selects, however the exporter spreads it."""
         mask = self.inputs.get(interface.ATTENTION_MASK)
         for node in [node for node in self.graph if node.op_type == "Where"]:
-            made = node.outputs[0]
-            if mask is None or _read_inputs(made) != {mask}:
+            result = node.outputs[0]
+            if mask is None or _read_inputs(result) != {mask}:
                 continue
             real = np.arange(self.length) % 2
-            numbers = self._computed(made, real)
+            numbers = self._computed(result, real)
             table = numbers.reshape(-1)[:2] if numbers.shape[-1:] == real.shape else np.zeros(2)
             for each in (real, 1 - real):
-                wanted = np.broadcast_to(table[each], numbers.shape)
-                if not np.array_equal(self._computed(made, each), wanted):
+                rows = np.broadcast_to(table[each], numbers.shape)
+                if not np.array_equal(self._computed(result, each), rows):
                     raise self._odd_mask(node)
-            bounded = np.where(table < _MINUS_INFINITY, MASKED, table)
-            values = self.constant(f"{made.name}_values", bounded)
-            found = self.node("Gather", [values, mask], f"{made.name}_by_mask", axis=0)
-            shape = self.constant(f"{made.name}_shape", [1] * (numbers.ndim - 1) + [-1], np.int64)
-            made.replace_all_uses_with(self.node("Reshape", [found, shape], f"{made.name}_row"))
+            name, dims = result.name, [1] * (numbers.ndim - 1) + [-1]
+            values = self.constant(
+                f"{name}_values", np.where(table < _MINUS_INFINITY, MASKED, table)
+            )
+            row = self.node("Gather", [values, mask], f"{name}_by_mask", axis=0)
+            shape = self.constant(f"{name}_shape", dims, np.int64)
+            result.replace_all_uses_with(self.node("Reshape", [row, shape], f"{name}_row"))
         remove_unused(self.graph)
 
     def _computed(self, value: ir.Value, mask: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
@@ -258,8 +260,8 @@ class _Importer:
 
     def _vocabulary(self) -> int:
         tables = [use.node.inputs[0] for use in self.inputs[interface.INPUT_IDS].uses()]
-        known = [table for table in tables if table is not None and table.const_value is not None]
-        return max((int(table.shape.numpy()[0]) for table in known if table.shape), default=2)
+        constants = [None if table is None else table.const_value for table in tables]
+        return max((int(one.shape.numpy()[0]) for one in constants if one is not None), default=2)
 
     def lookup_mask(self) -> None:
         """Replace casts of the mask by a table of 0 and 1: integers have no grid."""
@@ -277,17 +279,16 @@ class _Importer:
         )
         for use in uses:
             use.node.replace_input_with(use.idx, looked_up)
-        reached = [use.node for use in uses]
-        for node in reached:
-            if node.op_type == "Cast":
-                if node.attributes.get_int("to") != ir.DataType.FLOAT.value:
-                    raise self._odd_mask(node)
+        users = [use.node for use in uses]
+        for node in users:
+            to = node.attributes.get_int("to", None)
+            if node.op_type == "Cast" and to == ir.DataType.FLOAT.value:
                 (data,) = node.inputs
                 if data is not None:
                     node.outputs[0].replace_all_uses_with(data)
             elif node.op_type in LAYOUT_OPS and node.op_type != "Gather":
                 node.outputs[0].dtype = ir.DataType.FLOAT
-                reached += [use.node for use in node.outputs[0].uses()]
+                users += [use.node for use in node.outputs[0].uses()]
             else:
                 raise self._odd_mask(node)
 
@@ -314,19 +315,16 @@ class _Importer:
         """
         if interface.POSITION_IDS in self.inputs:
             return
-        for node in list(self.graph):
+        for node in [node for node in self.graph if node.op_type == "Add"]:
             for index, value in enumerate(node.inputs):
-                table = None if value is None else value.const_value
-                if node.op_type != "Add" or table is None:
+                if value is None or value.const_value is None:
                     continue
-                shape = tuple(int(size) for size in table.shape.numpy())
-                if shape[-2:-1] != (self.length,) or math.prod(shape[:-2]) != 1:
+                array = tensor_array(value.const_value)
+                if array.shape[-2:-1] != (self.length,) or math.prod(array.shape[:-2]) != 1:
                     continue
-                ids = self._new_input(interface.POSITION_IDS)
-                rows = tensor_array(table).reshape(shape[-2:])
-                name = f"{value.name!s}_by_position"  # type: ignore[union-attr]
-                rows_value = self.constant(f"{name}_table", rows)
-                node.replace_input_with(index, self.node("Gather", [rows_value, ids], name, axis=0))
+                ids, name = self._new_input(interface.POSITION_IDS), f"{value.name}_by_position"
+                table = self.constant(f"{name}_table", array.reshape(array.shape[-2:]))
+                node.replace_input_with(index, self.node("Gather", [table, ids], name, axis=0))
 
     def _new_input(self, name: str) -> ir.Value:
         if name not in self.inputs:
@@ -348,9 +346,9 @@ class _Importer:
                 continue
             ids = self._new_input(name)
             zeros = self.constant(f"{name}_zeros", np.zeros((rows, 1)))
-            found = self.node("Gather", [zeros, ids], f"{name}_nothing", axis=0)
+            zero = self.node("Gather", [zeros, ids], f"{name}_nothing", axis=0)
             uses = list(embedded.uses())
-            total = self.node("Add", [embedded, found], f"{name}_added")
+            total = self.node("Add", [embedded, zero], f"{name}_added")
             for use in uses:
                 use.node.replace_input_with(use.idx, total)
             embedded = total
@@ -358,42 +356,30 @@ class _Importer:
 
     def bound_mask(self) -> None:
         """Bound minus infinity: on a grid that reaches so far all other values would be one."""
-        for tensor, replace in self._floats():
-            if tensor.size != 1:
-                continue
-            number = float(tensor_array(tensor).reshape(()))
-            if number < _MINUS_INFINITY:
-                replace(ir.tensor(np.full(tensor.shape.numpy(), MASKED, np.float32)))
-
-    def _floats(self) -> Iterator[tuple[ir.TensorProtocol, Callable[[ir.TensorProtocol], None]]]:
         for value in self.graph.initializers.values():
-            if value.const_value is not None and value.dtype == ir.DataType.FLOAT:
-
-                def replace(tensor: ir.TensorProtocol, value: ir.Value = value) -> None:
-                    value.const_value = tensor
-
-                yield value.const_value, replace
+            number = self._number([value]) if value.dtype == ir.DataType.FLOAT else None
+            if number is not None and number < _MINUS_INFINITY and value.shape is not None:
+                value.const_value = ir.tensor(np.full(value.shape.numpy(), MASKED, np.float32))
 
     def fuse_gelu(self) -> None:
-        """Replace `x * 0.5 * (1 + erf(x / sqrt(2)))`, in whatever order, by Gelu."""
+        """Replace `x * 0.5 * (1 + erf(x / sqrt(2)))`, in any order, by Gelu."""
         for node in [node for node in self.graph if node.op_type == "Erf"]:
-            found = self._gelu_around(node)
-            if found is None:
+            ends = self._gelu_around(node)
+            if ends is None:
                 raise self.refuse(
                     f"it has an Erf ({str(node.name)[:60]}) that is no part of a GELU"
                 )
-            data, end = found
+            data, end = ends
             output = self.node("Gelu", [data], f"{end.name}_gelu")
             end.replace_all_uses_with(output, replace_graph_outputs=True)
 
     def _gelu_around(self, erf: ir.Node) -> tuple[ir.Value, ir.Value] | None:
-        scaled = erf.inputs[0].producer() if erf.inputs[0] is not None else None
-        data = None if scaled is None else self._scaled_by(scaled, 1 / _SQRT_TWO)
+        data = self._scaled_by(erf.inputs[0], 1 / _SQRT_TWO)
         plus = self._only_user(erf.outputs[0], "Add")
         if data is None or plus is None or self._number(plus.inputs) != 1.0:
             return None
-        end, factor, seen = plus.outputs[0], 1.0, False
-        while not (seen and math.isclose(factor, 0.5)):
+        end, factor, has_data = plus.outputs[0], 1.0, False
+        while not (has_data and math.isclose(factor, 0.5)):
             product = self._only_user(end, "Mul")
             if product is None:
                 return None
@@ -402,19 +388,19 @@ class _Importer:
                 factor *= number
             else:
                 other = next(value for value in product.inputs if value is not end)
-                maker = None if other is None else other.producer()
-                halved = None if maker is None else self._scaled_by(maker, 0.5)
-                if halved is data:
+                if self._scaled_by(other, 0.5) is data:
                     factor *= 0.5
                 elif other is not data:
                     return None
-                seen = True
+                has_data = True
             end = product.outputs[0]
         return data, end
 
-    def _scaled_by(self, node: ir.Node, factor: float) -> ir.Value | None:
-        number = self._number(node.inputs)
-        if number is None or node.op_type not in {"Mul", "Div"}:
+    def _scaled_by(self, value: ir.Value | None, factor: float) -> ir.Value | None:
+        """Return the value that `value` is `factor` times of, or None."""
+        node = None if value is None else value.producer()
+        number = None if node is None else self._number(node.inputs)
+        if node is None or number is None or node.op_type not in {"Mul", "Div"}:
             return None
         actual = number if node.op_type == "Mul" else 1 / number
         if not math.isclose(actual, factor, rel_tol=1e-4):
@@ -422,8 +408,8 @@ class _Importer:
         return next(value for value in node.inputs if value is None or value.const_value is None)
 
     @staticmethod
-    def _number(values: object) -> float | None:
-        for value in values:  # type: ignore[attr-defined]
+    def _number(values: Iterable[ir.Value | None]) -> float | None:
+        for value in values:
             tensor = None if value is None else value.const_value
             if tensor is not None and tensor.size == 1:
                 return float(tensor_array(tensor).reshape(()))
@@ -436,20 +422,15 @@ class _Importer:
 
     def name_outputs(self, pooling: str) -> None:
         """Name the outputs as Genie does; pool the tokens where the model does not."""
-        found = {str(value.name): value for value in self.graph.outputs}
-        sequence = next((found[n] for n in interface.SEQUENCE_NAMES if n in found), None)
-        pooled = next((found[n] for n in interface.POOLED_NAMES if n in found), None)
-        if pooled is None and sequence is not None:
-            pooled = self._pooled(sequence, pooling)
-        outputs = []
-        for value, name in (
-            (sequence, interface.SEQUENCE_OUTPUT),
-            (pooled, interface.POOLED_OUTPUT),
-        ):
-            if value is not None:
-                value.name = name
-                outputs.append(value)
-        self.graph.outputs[:] = outputs
+        outputs = {str(value.name): value for value in self.graph.outputs}
+        sequence = next((outputs[n] for n in interface.SEQUENCE_NAMES if n in outputs), None)
+        pooled = next((outputs[n] for n in interface.POOLED_NAMES if n in outputs), None)
+        if sequence is not None:
+            sequence.name = interface.SEQUENCE_OUTPUT
+            pooled = self._pooled(sequence, pooling) if pooled is None else pooled
+        if pooled is not None:
+            pooled.name = interface.POOLED_OUTPUT
+        self.graph.outputs[:] = [value for value in (sequence, pooled) if value is not None]
 
     def _pooled(self, sequence: ir.Value, pooling: str) -> ir.Value:
         """Pool by a product with weights whose sum is 1: a softmax of the mask, or the first token.
@@ -462,9 +443,9 @@ class _Importer:
             first = self.constant("pool_first", np.arange(self.length) == 0)
             real = self.node("Gather", [self.constant("pool_real", [0.0, 1.0]), mask], "pool_mask")
             places = self.inputs[interface.POSITION_IDS]
-            placed = self.node("Gather", [first, places], "pool_place")
-            chosen = self.node("Mul", [real, placed], "pool_chosen")
-            weights = self.node("Reshape", [chosen, shape], "pool_weights")
+            is_first = self.node("Gather", [first, places], "pool_place")
+            factors = self.node("Mul", [real, is_first], "pool_chosen")
+            weights = self.node("Reshape", [factors, shape], "pool_weights")
         else:
             table = self.constant("pool_values", [MASKED, 0.0])
             bias = self.node("Gather", [table, mask], "pool_mask")

@@ -117,9 +117,9 @@ class QuantizeEncoder(CachedStage):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        given = self.model.files.get(ENCODINGS_FILE)
-        tokenizer = self.model.files[TOKENIZER_FILE]
-        return (self.imported.hash, tokenizer, *([given] if given else []))
+        files = self.model.files
+        encodings = [files[ENCODINGS_FILE]] if ENCODINGS_FILE in files else []
+        return (self.imported.hash, files[TOKENIZER_FILE], *encodings)
 
     def run(self, folder: Path) -> None:
         export = self.model.export
@@ -133,9 +133,11 @@ class QuantizeEncoder(CachedStage):
                     self.source, windows, self.model.config.padding, Path(scratch)
                 )
 
-            given = Encodings() if export.encodings is None else load_encodings(export.encodings)
             bits = Bitwidths.from_options(self.quantization)
-            encodings = encodings_from_ranges(self.source, given, observe, bits)
+            encodings = (
+                Encodings() if export.encodings is None else load_encodings(export.encodings)
+            )
+            encodings = encodings_from_ranges(self.source, encodings, observe, bits)
         save_encodings(encodings, folder / ENCODINGS_FILE)
         apply_encodings(self.source, encodings, folder / f"{GRAPH}.qdq.onnx")
 
@@ -211,7 +213,7 @@ class PackageEncoder(CachedStage):
         return encoder_binary(self.model.export.name)
 
     def configuration(self) -> TextEmbeddingConfig:
-        """Return the embedding: sizes of the encoder, and what its tokenizer puts around texts."""
+        """Return the embedding: sizes of the encoder, and special tokens around texts."""
         graph = load_model(self.imported.folder / MODEL_FILE).graph
         shape = static_shape(graph.outputs[-1]) or (1, 1)
         context = EncoderContext(

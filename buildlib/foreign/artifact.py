@@ -1,7 +1,7 @@
 """Artifacts of other runtimes, and containers that are written from them.
 
-Sizes, types and encodings are read from the graphs: only what no graph tells comes from the files
-around them, or from the user.
+Sizes, types and encodings are read from the graphs; all else comes from the files around them, or
+from the user.
 """
 
 import re
@@ -29,13 +29,13 @@ from buildlib.toolchains.qnn.contracts import find_contract
 
 @dataclass(frozen=True, slots=True)
 class ForeignArtifact:
-    """A model of another runtime, as its files describe it; None is what they do not tell.
+    """A model of another runtime, as its files describe it; None where they do not.
 
     Attributes:
         source: file or folder that it is from.
         contract: of its graphs, by name.
         binaries: context binaries in the order of the parts.
-        files: whose hashes identify it, by their names in the manifest.
+        files: that identify it by their hashes, by their names in the manifest.
         bos: token before a text, -1 for none.
         eos: tokens that end an answer.
         weight_sharing: whether graphs of a binary share weights, which the emulator cannot run.
@@ -58,19 +58,15 @@ class ForeignArtifact:
     positions: PositionalEncoding | None = None
 
     def special_tokens(self) -> tuple[Path, int, tuple[int, ...]]:
-        """Return tokenizer, token before a text, and those that end an answer.
-
-        Raises:
-            InputFileError: one is missing; it names the options that give it.
-        """
+        """Return tokenizer, token before a text, and those that end an answer."""
         options = {
             "a tokenizer (--tokenizer FILE)": self.tokenizer is None,
             "the token before a text (--bos ID, -1 for none)": self.bos is None,
             "the tokens that end an answer (--eos ID)": not self.eos,
         }
         if self.tokenizer is None or self.bos is None or not self.eos:
-            lacking = ", ".join(name for name, is_lacking in options.items() if is_lacking)
-            raise InputFileError(str(self.source), f"it lacks {lacking}")
+            names = ", ".join(name for name, is_absent in options.items() if is_absent)
+            raise InputFileError(str(self.source), f"it lacks {names}")
         return self.tokenizer, self.bos, self.eos
 
 
@@ -103,7 +99,7 @@ def write_artifact(
     infos = [toolchain.inspect(path) for path in artifact.binaries]
     try:
         shapes = _shapes(infos, artifact.contract)
-        chosen = _check_target(infos, target, shares=bool(artifact.weight_sharing))
+        target = _check_target(infos, target, shares=bool(artifact.weight_sharing))
         _check_tokens(artifact, shapes.vocabulary)
     except ValueError as error:
         raise InputFileError(str(artifact.source), str(error)) from error
@@ -111,18 +107,18 @@ def write_artifact(
     binaries = {
         binary_name(name, number, parts): path for number, path in enumerate(artifact.binaries, 1)
     }
-    extensions = htp_config(chosen)
+    extensions = htp_config(target)
     extras = {}
     if artifact.table is not None:
         extras[TABLE_FILE] = ContainerFile(artifact.table.embed_path, "embedding")
     contents = ContainerContents(
-        target=chosen,
+        target=target,
         model=ModelRecord(
             name=name,
             architecture=plain_name(artifact.architecture),
             inputs={
-                known: digest.sha256
-                for known, digest in zip(
+                file: digest.sha256
+                for file, digest in zip(
                     artifact.files, hash_files(artifact.files.values()).values(), strict=True
                 )
             },
@@ -134,13 +130,13 @@ def write_artifact(
             context_lengths=shapes.lengths,
             splits=parts,
         ),
-        genie_config=_dialog(artifact, shapes, tuple(binaries), chosen),
+        genie_config=_dialog(artifact, shapes, tuple(binaries), target),
         # Binaries of unknown origin are taken for shared on phones, as most are.
         htp_config=extensions.without_sharing() if artifact.weight_sharing is False else extensions,
         tokenizer=tokenizer,
         binaries=binaries,
         toolchain={**artifact.toolchain, "QNN": infos[0].build_id},
-        options={"target": str(chosen), "graphs.vtcm_size_in_mb": shapes.vtcm_mb},
+        options={"target": str(target), "graphs.vtcm_size_in_mb": shapes.vtcm_mb},
         extras=extras,
         contract=artifact.contract,
     )
@@ -148,11 +144,7 @@ def write_artifact(
 
 
 def _shapes(infos: list[BinaryInfo], name: str) -> _Shapes:
-    """Read the sizes of a model from its graphs.
-
-    Raises:
-        ValueError: they are not of the contract.
-    """
+    """Read the sizes of a model from its graphs."""
     graphs = [graph for info in infos for graph in info.graphs]
     contract = find_contract(tensor.name for graph in graphs for tensor in graph.inputs)
     if contract.name != name:
@@ -161,8 +153,8 @@ def _shapes(infos: list[BinaryInfo], name: str) -> _Shapes:
     caches: list[TensorInfo] = []
     grids: set[object] = set()
     for graph in graphs:
-        known = {tensor.name: tensor for tensor in graph.inputs}
-        past = [(known[one], is_key) for one, is_key, _ in contract.caches(known)]
+        inputs = {tensor.name: tensor for tensor in graph.inputs}
+        past = [(inputs[one], is_key) for one, is_key, _ in contract.caches(inputs)]
         grids |= {(tensor.dtype, tensor.encoding) for tensor, _ in past}
         keys = [tensor for tensor, is_key in past if is_key and len(tensor.shape) > 1]
         for mask in graph.inputs:
@@ -191,20 +183,20 @@ def _shapes(infos: list[BinaryInfo], name: str) -> _Shapes:
 
 def _check_target(infos: list[BinaryInfo], target: Target | None, *, shares: bool) -> Target:
     models = {info.soc_model for info in infos}
-    known: list[Soc] = [soc for soc in catalog() if {soc.soc_model} == models]
-    if not known:
+    socs: list[Soc] = [soc for soc in catalog() if {soc.soc_model} == models]
+    if not socs:
         numbers = ", ".join(map(str, sorted(models)))
         raise ValueError(f"its binaries are for soc_model {numbers}, which no SoC here has")
-    chosen = target or Target(known[0])
-    if chosen.soc not in known:
-        names = " or ".join(soc.name for soc in known)
-        raise ValueError(f"its binaries are for {names}, not for {chosen.soc.name}")
-    if chosen.emulator and shares:
+    target = target or Target(socs[0])
+    if target.soc not in socs:
+        names = " or ".join(soc.name for soc in socs)
+        raise ValueError(f"its binaries are for {names}, not for {target.soc.name}")
+    if target.emulator and shares:
         raise ValueError(
             "its graphs share weights, which the emulator cannot run: export it without sharing, "
-            f"or import it for {chosen.soc.name}"
+            f"or import it for {target.soc.name}"
         )
-    return chosen
+    return target
 
 
 def _check_tokens(artifact: ForeignArtifact, vocabulary: int) -> None:

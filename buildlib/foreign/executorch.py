@@ -33,7 +33,7 @@ _ENDS = (
     "<|eot_id|>", "<|eot|>", "<|end_of_text|>", "<|end|>", "<|im_end|>", "<end_of_turn>",
     "<turn|>", "<|endoftext|>", "<|user|>",
 )  # fmt: skip
-"""Tokens that end an answer for the runner, whatever the constants of the file are."""
+"""Tokens that end an answer for the runner, before the constants of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,7 @@ class ExecutorchProgram:
 
     @classmethod
     def read(cls, path: Path) -> "ExecutorchProgram":
-        """Read a file.
-
-        Raises:
-            InputFileError: it is no such file, or holds no model that QNN runs.
-        """
+        """Read a file."""
         try:
             with _mapped(path) as data:
                 return _read_program(data)

@@ -18,11 +18,7 @@ _LONGEST_TEXT = 1000
 
 
 def read_at(layout: str, data: Buffer, position: int) -> int:
-    """Read a number.
-
-    Raises:
-        ValueError: it does not lie in the data.
-    """
+    """Read a number; as the methods below, raise ValueError where it does not lie in the data."""
     if not 0 <= position <= len(data) - struct.calcsize(layout):
         raise ValueError(f"an offset points to {position}, out of its {len(data)} bytes")
     number: int = struct.unpack_from(layout, data, position)[0]
@@ -74,7 +70,7 @@ class Table:
             yield Table(self._data, self._follow(place))
 
     def span(self, field: int, item_bytes: int) -> tuple[int, int]:
-        """Return where the items of a vector begin, and their number; nowhere by default."""
+        """Return the place of the items of a vector and their number; nowhere by default."""
         place = self._place(field)
         if place is None:
             return 0, 0

@@ -1,4 +1,4 @@
-"""Import of an artifact, whatever runtime it is for.
+"""Import of an artifact of any runtime.
 
 import_artifact(Path("hybrid_llama_qnn.pte"), Path("container"), tokenizer=path)
 """
@@ -37,22 +37,20 @@ def import_artifact(
             `ForeignArtifact`.
 
     Raises:
-        InputFileError: it is none of them, lacks a fact, or is for another target; or a binary
-            cannot be read.
-        ModelFileError: a file beside its binaries cannot be read.
+        InputFileError: it is none of them, lacks a fact, or is for another target.
         ContainerError: the destination cannot be written, or may not be replaced.
     """
     path = user_path(source)
     with tempfile.TemporaryDirectory(prefix="qnnfarm-import-") as scratch:
         artifact = _read(path, Path(scratch), tokenizer)
-        completed = dataclasses.replace(
+        artifact = dataclasses.replace(
             artifact,
             name=name or artifact.name,
             bos=artifact.bos if bos is None else bos,
             eos=eos or artifact.eos,
             weight_sharing=artifact.weight_sharing if weight_sharing is None else weight_sharing,
         )
-        return write_artifact(completed, user_path(dest), target=target, exist_ok=True)
+        return write_artifact(artifact, user_path(dest), target=target, exist_ok=True)
 
 
 def _read(path: Path, scratch: Path, tokenizer: Path | None) -> ForeignArtifact:

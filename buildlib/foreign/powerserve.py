@@ -69,7 +69,7 @@ def is_artifact(path: Path) -> bool:
 
 
 def read_artifact(path: Path, folder: Path) -> ForeignArtifact:
-    """Read a model folder, whose table of embeddings goes into another folder.
+    """Read a model folder; its table of embeddings goes into another folder.
 
     The keys and values of a system prompt that it may have are left out.
     """
@@ -84,8 +84,8 @@ def read_artifact(path: Path, folder: Path) -> ForeignArtifact:
         raise InputFileError(
             str(source), "its prompts are images, too, which no runtime here takes"
         )
-    ordered = sorted(graphs.graphs, key=lambda graph: graph.start_layer_id)
-    names = dict.fromkeys(graph.model_path for graph in (*ordered, *graphs.embeddings))
+    chunks = sorted(graphs.graphs, key=lambda graph: graph.start_layer_id)
+    names = dict.fromkeys(graph.model_path for graph in (*chunks, *graphs.embeddings))
     binaries = tuple(source / "qnn" / name for name in names)
     keys = GgufHeader.read(source / _VOCABULARY).keys
     rope, tokenizer = model.llm_config.rope_config, source / TOKENIZER_FILE

@@ -2,8 +2,8 @@
 
 Projections are Gemm with transposed weights, because a checkpoint stores them that way: its bytes
 are used in place. Query heads are grouped by the key/value head they share, [n_kv, group, AR,
-head_dim], so keys and values are never repeated. In what relatives differ from Llama is said by
-`buildlib.checkpoint.architectures.Family` and the configuration's keys.
+head_dim], so keys and values are never repeated. `buildlib.checkpoint.architectures.Family` and the
+configuration's keys say how relatives differ from Llama.
 """
 
 from dataclasses import dataclass
@@ -36,11 +36,7 @@ def export_onnx(checkpoint: Checkpoint, shape: GraphShape, folder: Path) -> Path
 
 
 def build_decoder(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
-    """Build the whole model: embedding, decoder layers, final norm and output projection.
-
-    Raises:
-        BuildError: the context is longer than the model can have.
-    """
+    """Build the whole model: embedding, decoder layers, final norm and output projection."""
     config = checkpoint.config
     check_context(shape, config.context_limit(windowed=True))
     builder = GraphBuilder()
@@ -52,8 +48,8 @@ def build_decoder(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
     }
     embedding = builder.weight(checkpoint.tensors["model.embed_tokens.weight"])
     hidden = builder.op("Gather", [embedding, inputs[interface.INPUT_IDS]], "embedding", axis=0)
-    scaled = _scaled(builder, hidden, config.embedding_multiplier, "embedding_scaled")
-    outputs = decode(builder, checkpoint, inputs, scaled)
+    hidden = _scaled(builder, hidden, config.embedding_multiplier, "embedding_scaled")
+    outputs = decode(builder, checkpoint, inputs, hidden)
     return builder.model(list(inputs.values()), outputs, config.model_type)
 
 
@@ -104,7 +100,7 @@ def window_mask(builder: GraphBuilder, mask: ir.Value, window: int) -> ir.Value:
 
 
 def _head(builder: GraphBuilder, checkpoint: Checkpoint, norm: ir.Value) -> ir.Value:
-    """Add the output projection on [1, AR, hidden], and what follows it."""
+    """Add the output projection on [1, AR, hidden], with its factors and its bound."""
     config = checkpoint.config
     cap = config.final_logit_softcapping
     factor = config.logits_multiplier / (cap or 1.0)
@@ -179,11 +175,11 @@ class _Layer:
         attended, new_key, new_value = self._attention(flat)
         projected = self._project(attended, "self_attn.o_proj")
         residual = self._residual(projected, norms.after_attention, "attention")
-        added = self._op("Add", [hidden, residual], "attention_residual")
+        hidden = self._op("Add", [hidden, residual], "attention_residual")
         if not self.config.use_parallel_residual:
-            flat = self._normed(added, norms.before_mlp, "mlp_norm")
+            flat = self._normed(hidden, norms.before_mlp, "mlp_norm")
         residual = self._residual(self._mlp(flat), norms.after_mlp, "mlp")
-        return self._op("Add", [added, residual], "output"), new_key, new_value
+        return self._op("Add", [hidden, residual], "output"), new_key, new_value
 
     def _residual(self, rows: ir.Value, norm: str | None, which: str) -> ir.Value:
         """Turn [AR, hidden] into the [1, AR, hidden] that is added to the residual stream."""
@@ -265,20 +261,16 @@ class _Layer:
         config, prefix = self.config, f"model.layers.{self.index}.{stem}"
         kv, dim = config.num_key_value_heads, config.head_dim
         group = config.group_size if which == "q" else 1
-        stored = [
-            np.asarray(self.checkpoint.tensors[f"{prefix}.norms.{head}.weight"].numpy(), np.float32)
-            for head in range(kv * group)
-        ]
+        names = (f"{prefix}.norms.{head}.weight" for head in range(kv * group))
+        gains = [np.asarray(self.checkpoint.tensors[name].numpy(), np.float32) for name in names]
         ones, zeros = (
             self.builder.constant(f"{name}_{dim}", np.full(dim, number, dtype=np.float32))
             for name, number in (("ones", 1.0), ("zeros", 0.0))
         )
         settings = {"axis": -1, "epsilon": config.rms_norm_eps}
         normed = self._op("LayerNormalization", [heads, ones, zeros], f"{which}_normed", **settings)
-        gains = np.stack(stored).reshape(kv, group, 1, dim)
-        return self._op(
-            "Mul", [normed, self.builder.constant(f"{prefix}.weight", gains)], f"{which}_norm"
-        )
+        gain = self.builder.constant(f"{prefix}.weight", np.stack(gains).reshape(kv, group, 1, dim))
+        return self._op("Mul", [normed, gain], f"{which}_norm")
 
     def _rotated(self, heads: ir.Value, which: str) -> ir.Value:
         """Apply the rotary position embedding to [n_kv, group, AR, head_dim].
@@ -289,17 +281,13 @@ class _Layer:
         if not self.config.has_rope(self.index):
             return heads
         op = self._op
-        local = self.config.has_local_rope(self.index)
-        names = (
-            (interface.LOCAL_COS, interface.LOCAL_SIN) if local else (interface.COS, interface.SIN)
-        )
-        cos, sin = (self.inputs[name] for name in names)
-        first, second, *passed = self._halves(heads, which)
-        if which == "q" and passed:  # else the scale of all scores has it
-            length = self._rotation_length**2
-            name = f"layer_{self.index}_q_{{}}_scaled"
-            first = _scaled(self.builder, first, length, name.format("first"))
-            second = _scaled(self.builder, second, length, name.format("second"))
+        prefix = interface.LOCAL_PREFIX if self.config.has_local_rope(self.index) else ""
+        cos, sin = (self.inputs[prefix + name] for name in (interface.COS, interface.SIN))
+        first, second, *rest = self._halves(heads, which)
+        if which == "q" and rest:  # else the scale of all scores has it
+            length, layer = self._rotation_length**2, f"layer_{self.index}"
+            first = _scaled(self.builder, first, length, f"{layer}_q_first_scaled")
+            second = _scaled(self.builder, second, length, f"{layer}_q_second_scaled")
         first_cos = op("Mul", [first, cos], f"{which}_first_cos")
         second_sin = op("Mul", [second, sin], f"{which}_second_sin")
         second_cos = op("Mul", [second, cos], f"{which}_second_cos")
@@ -308,7 +296,7 @@ class _Layer:
             op("Sub", [first_cos, second_sin], f"{which}_first_rotated"),
             op("Add", [second_cos, first_sin], f"{which}_second_rotated"),
         ]
-        return op("Concat", [*halves, *passed], f"{which}_rotated", axis=-1)
+        return op("Concat", [*halves, *rest], f"{which}_rotated", axis=-1)
 
     @property
     def _mask(self) -> ir.Value:
@@ -322,7 +310,7 @@ class _Layer:
         return rotation_length(self.config) if turned else 1.0
 
     def _halves(self, heads: ir.Value, which: str) -> tuple[ir.Value, ...]:
-        """Return the two halves that turn against each other, and what does not turn."""
+        """Return the two halves that turn against each other, and the rest, if there is any."""
         dim, turned = self.config.head_dim, self.config.rotary_dim
         prefix = f"layer_{self.index}_{which}"
         if self.config.family.interleaved:
@@ -368,12 +356,9 @@ class _Layer:
 
     def _project(self, flat: ir.Value, which: str) -> ir.Value:
         _, _, biased = projections(self.config)[which]
-        parameters = [
-            self.builder.weight(
-                self.checkpoint.tensors[f"model.layers.{self.index}.{which}.{kind}"]
-            )
-            for kind in (("weight", "bias") if biased else ("weight",))
-        ]
+        stem = f"model.layers.{self.index}.{which}"
+        names = [f"{stem}.weight", *([f"{stem}.bias"] if biased else [])]
+        parameters = [self.builder.weight(self.checkpoint.tensors[name]) for name in names]
         return self._op("Gemm", [flat, *parameters], which.rpartition(".")[2], transB=1)
 
     def _op(

@@ -19,11 +19,7 @@ _CONSTANTS = frozenset({"Constant", "ConstantOfShape"})
 
 
 def load_model(path: Path) -> ir.Model:
-    """Load a model without its external weights; check that their files hold them.
-
-    Raises:
-        ModelFileError: missing, no ONNX, or with weights outside its folder or its files.
-    """
+    """Load a model without its external weights; check that their files hold them."""
     model: ir.Model = _load(ir.load, path)
     sizes: dict[str, int] = {}
     for tensor in external_tensors(model):
@@ -47,9 +43,6 @@ def save_model(model: ir.Model, path: Path) -> Path:
 
     A hard link where the file system allows one, a copy where not; the file appears whole or
     not at all. ONNX Runtime refuses weights outside the model's folder, so links they must be.
-
-    Raises:
-        ModelFileError: it holds what ONNX cannot say, or weights of two files of one name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sources: dict[str, Path] = {}
@@ -75,9 +68,9 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
             yield value.const_value
     for node in model.graph:
         if node.op_type in _CONSTANTS and "value" in node.attributes:
-            given = node.attributes["value"].value
-            if isinstance(given, ir.ExternalTensor):
-                yield given
+            tensor = node.attributes["value"].value
+            if isinstance(tensor, ir.ExternalTensor):
+                yield tensor
 
 
 def tensor_array(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
@@ -120,33 +113,31 @@ def _file_size(model_path: Path, tensor: ir.ExternalTensor) -> int:
     """Return the size of the file beside the model that holds a tensor."""
     name = str(tensor.name)[:_SHOWN]
     if not isinstance(tensor.location, str):  # onnx_ir keeps bytes that are no UTF-8
-        raise ModelFileError(
-            model_path, f"the weights file of tensor {name!r} has no readable name"
-        )
+        reason = f"the weights file of tensor {name!r} has no readable name"
+        raise ModelFileError(model_path, reason)
     location = Path(tensor.location)
     if location.name != str(location):
         raise ModelFileError(model_path, f"tensor {name!r} lies outside the model's folder")
-    shown = str(location)[:_SHOWN]
+    file = f"its weights file {tensor.location[:_SHOWN]!r}"
     try:
         check_file(model_path.parent / location)
         return (model_path.parent / location).stat().st_size
     except (FileNotFoundError, ValueError) as error:
-        raise ModelFileError(model_path, f"its weights file {shown!r} is missing") from error
+        raise ModelFileError(model_path, f"{file} is missing") from error
     except OSError as error:
-        reason = f"its weights file {shown!r}: {error.strerror}"
-        raise ModelFileError(model_path, reason) from error
+        raise ModelFileError(model_path, f"{file}: {error.strerror}") from error
 
 
 def _check_external(model_path: Path, tensor: ir.ExternalTensor, size: int) -> None:
     offset, length = tensor.offset or 0, tensor.length
     name = str(tensor.name)[:_SHOWN]
     try:
-        held = tensor.nbytes
+        n_bytes = tensor.nbytes
     except TypeError as error:
         reason = f"tensor {name!r} is of type {tensor.dtype.name}, which no file holds"
         raise ModelFileError(model_path, reason) from error
-    needed = held if length is None else length
-    if offset < 0 or needed < held or offset + needed > size:
+    length = n_bytes if length is None else length
+    if offset < 0 or length < n_bytes or offset + length > size:
         location = str(tensor.location)[:_SHOWN]
         reason = f"tensor {name!r} lies outside {location!r} (truncated?)"
         raise ModelFileError(model_path, reason)

@@ -106,11 +106,7 @@ def model_shape(model: ir.Model) -> GraphShape | None:
 
 
 def require_shape(path: Path) -> GraphShape:
-    """Return the (AR, CL) of the model in a file.
-
-    Raises:
-        ModelFileError: the model cannot be read, or has no attention mask.
-    """
+    """Return the (AR, CL) of the model in a file."""
     inputs = {value.name: declared_shape(value) for value in load_proto(path).graph.input}
     shape = shape_of({name: dims for name, dims in inputs.items() if dims is not None})
     if shape is None:

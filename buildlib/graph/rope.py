@@ -44,7 +44,7 @@ def local_rope_tables(
 
 
 def frequency_divisors(config: DecoderConfig, context_length: int) -> Floats:
-    """Return by what a scaling divides each frequency, [rotary_dim/2]."""
+    """Return the divisors of frequencies by a scaling, [rotary_dim/2]."""
     frequencies = _frequencies(config)
     match config.rope_scaling:
         case LinearRopeScaling(factor=factor):
@@ -66,10 +66,10 @@ def rotation_length(config: DecoderConfig) -> float:
     Layers whose rotations have a base of their own have no scaling.
     """
     match config.rope_scaling:
-        case YarnRopeScaling(attention_factor=given) | LongRopeScaling(attention_factor=given) if (
-            given is not None
-        ):
-            return given
+        case YarnRopeScaling(attention_factor=float(length)):
+            return length
+        case LongRopeScaling(attention_factor=float(length)):
+            return length
         case YarnRopeScaling(factor=factor, mscale=mscale, mscale_all_dim=of_all):
             if mscale and of_all:
                 return _sharpness(factor, mscale) / _sharpness(factor, of_all)

@@ -14,9 +14,6 @@ class GraphShape:
     Attributes:
         ar: autoregression length, tokens a call: 1 decodes, more prefill.
         cl: context length: the past plus these tokens.
-
-    Raises:
-        BuildError: the context does not hold a whole number of calls with a past between.
     """
 
     ar: int
@@ -30,9 +27,11 @@ class GraphShape:
         if self.cl > LONGEST_CONTEXT:
             raise shape_error(self.ar, self.cl, f"CL can be {LONGEST_CONTEXT} at most")
         if self.cl % self.ar:
-            reason = (
-                f"AR must divide CL; divisors near {self.ar}: {_near_divisors(self.ar, self.cl)}"
-            )
+            divisors = [d for d in range(1, self.cl) if self.cl % d == 0]
+            below = max(d for d in divisors if d < self.ar)
+            above = min((d for d in divisors if d > self.ar), default=below)
+            near = ", ".join(map(str, dict.fromkeys((below, above))))
+            reason = f"AR must divide CL; divisors near {self.ar}: {near}"
             raise shape_error(self.ar, self.cl, reason)
 
     def __str__(self) -> str:
@@ -47,13 +46,6 @@ class GraphShape:
 def shape_error(ar: int, cl: int, reason: str) -> BuildError:
     """Return the error of an (AR, CL) that a graph cannot have."""
     return BuildError(f"invalid shape AR {ar}, CL {cl}: {reason}")
-
-
-def _near_divisors(ar: int, cl: int) -> str:
-    divisors = [d for d in range(1, cl) if cl % d == 0]
-    below = max((d for d in divisors if d < ar), default=1)
-    above = min((d for d in divisors if d > ar), default=below)
-    return ", ".join(map(str, dict.fromkeys((below, above))))
 
 
 def check_context(shape: GraphShape, limit: tuple[int, str] | None) -> None:

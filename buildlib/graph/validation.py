@@ -43,8 +43,7 @@ def check_model(model: ir.Model, path: Path) -> None:
         raise ModelFileError(path, f"{reason} {onnx.IR_VERSION}")
     for name in _names(model):
         # onnx_ir keeps bytes that are no UTF-8
-        usable = isinstance(name, str) and name.isprintable() and len(name) <= _LONGEST_NAME
-        if not usable:
+        if not (isinstance(name, str) and name.isprintable() and len(name) <= _LONGEST_NAME):
             begin = f"{name[:40]!r}..., {len(name)} characters"
             raise ModelFileError(path, f"a name in it cannot be used: {begin}")
     for node in model.graph:
@@ -71,32 +70,31 @@ def check_interface(model: ir.Model, path: Path) -> None:
     }
     n_layers = _n_layers(name for _, names in ends.values() for name in names) or 1
     for end, (word, names) in ends.items():
-        wanted = [interface.LOGITS] if end == "out" else []
+        ports = [interface.LOGITS] if end == "out" else []
         for layer in range(n_layers):
-            wanted += [interface.past_key(layer, end), interface.past_value(layer, end)]
-        missing = [name for name in wanted if name not in names]
-        if missing:
-            raise ModelFileError(path, f"{word} {missing[0]} is missing")
+            ports += [interface.past_key(layer, end), interface.past_value(layer, end)]
+        absent = next((name for name in ports if name not in names), None)
+        if absent is not None:
+            raise ModelFileError(path, f"{word} {absent} is missing")
 
 
 def check_sizes(model: ir.Model, config: DecoderConfig, path: Path) -> None:
     """Check that `config.json`, which configures Genie, belongs to this canonical model."""
     values = (*model.graph.inputs, *model.graph.outputs)
     shapes = {str(value.name): static_shape(value) for value in values}
-    said: dict[str, tuple[int, int | None]] = {
-        "num_hidden_layers": (config.num_hidden_layers, _n_layers(shapes)),
-        "num_key_value_heads": (
-            config.num_key_value_heads,
-            _dim(shapes, interface.past_key(0, "in"), 0),
-        ),
-        "head_dim": (config.head_dim, _dim(shapes, interface.past_key(0, "in"), 2)),
-        "vocab_size": (config.vocab_size, _dim(shapes, interface.LOGITS, 2)),
-        "rotary dimensions / 2": (config.rotary_dim // 2, _dim(shapes, interface.COS, 3)),
-        "hidden_size": (config.hidden_size, _dim(shapes, interface.INPUTS_EMBEDS, 2)),
+    sizes: dict[str, tuple[int, str, int]] = {
+        "num_key_value_heads": (config.num_key_value_heads, interface.past_key(0, "in"), 0),
+        "head_dim": (config.head_dim, interface.past_key(0, "in"), 2),
+        "vocab_size": (config.vocab_size, interface.LOGITS, 2),
+        "rotary dimensions / 2": (config.rotary_dim // 2, interface.COS, 3),
+        "hidden_size": (config.hidden_size, interface.INPUTS_EMBEDS, 2),
     }
-    for key, (wanted, found) in said.items():
-        if found is not None and found != wanted:
-            raise ModelFileError(path, f"{key} is {wanted}, the ONNX model has {found}")
+    pairs = {"num_hidden_layers": (config.num_hidden_layers, _n_layers(shapes))}
+    for key, (size, name, axis) in sizes.items():
+        pairs[key] = (size, next(iter((shapes.get(name) or ())[axis : axis + 1]), None))
+    for key, (size, actual) in pairs.items():
+        if actual is not None and actual != size:
+            raise ModelFileError(path, f"{key} is {size}, the ONNX model has {actual}")
 
 
 def check_types(model: ir.Model, path: Path) -> None:
@@ -121,9 +119,9 @@ def check_types(model: ir.Model, path: Path) -> None:
             sizes = f"the mask says AR {shape.ar} and CL {shape.cl}"
             raise ModelFileError(path, f"{name} is {value.shape}, {sizes}")
     for value in model.graph.inputs:
-        wanted = _leading_dims(str(value.name), shape)
-        if wanted is not None and (ends[value] or ())[: len(wanted)] != wanted:
-            reason = f"{value.name} is {value.shape}, it must begin with {list(wanted)}"
+        leading = _leading_dims(str(value.name), shape)
+        if leading is not None and (ends[value] or ())[: len(leading)] != leading:
+            reason = f"{value.name} is {value.shape}, it must begin with {list(leading)}"
             raise ModelFileError(path, reason)
     try:
         infer_shapes(model)
@@ -149,12 +147,12 @@ def _check_bias(node: ir.Node, path: Path) -> None:
     bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
     if bias is None:
         return
-    given, made = static_shape(bias), static_shape(node.outputs[0])
-    if given is None or made is None:
+    dims, product = static_shape(bias), static_shape(node.outputs[0])
+    if dims is None or product is None:
         return
-    pairs = zip(reversed(given), reversed(made), strict=False)
-    if len(given) > len(made) or any(one not in {1, other} for one, other in pairs):
-        reason = f"Gemm {str(node.name)!r} adds {bias.name}, {list(given)}, to {list(made)}"
+    pairs = zip(reversed(dims), reversed(product), strict=False)
+    if len(dims) > len(product) or any(one not in {1, other} for one, other in pairs):
+        reason = f"Gemm {str(node.name)!r} adds {bias.name}, {list(dims)}, to {list(product)}"
         raise ModelFileError(path, reason)
 
 
@@ -165,9 +163,9 @@ def _check_operand_types(model: ir.Model, path: Path) -> None:
         del proto.graph.value_info[:]
         onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
     except onnx.shape_inference.InferenceError as error:
-        said = str(error).splitlines()[0]
-        if any(words in said for words in _OF_TYPES):
-            reason = f"its operators do not fit ({one_line(said, 200)})"
+        text = str(error).splitlines()[0]
+        if any(words in text for words in _OF_TYPES):
+            reason = f"its operators do not fit ({one_line(text, 200)})"
             raise ModelFileError(path, reason) from error
     except Exception as error:  # protobuf, onnx and onnx_ir raise many kinds
         raise ModelFileError(path, f"not a sound ONNX model ({type(error).__name__})") from error
@@ -192,24 +190,23 @@ def _check_opset(node: ir.Node, model: ir.Model, path: Path) -> None:
         ("outputs", node.outputs, schema.min_output, schema.max_output),
     ):
         if not least <= len(ends) <= most:
-            wanted = f"{least}" if least == most else f"{least} to {most}"
-            raise ModelFileError(path, f"{where} has {len(ends)} {word}, it takes {wanted}")
-    known = schema.attributes
+            count = f"{least}" if least == most else f"{least} to {most}"
+            raise ModelFileError(path, f"{where} has {len(ends)} {word}, it takes {count}")
     for name, attribute in node.attributes.items():
-        if name not in known:
+        if name not in schema.attributes:
             reason = f"{where} has an attribute {one_line(name)!r}, unknown to opset {version}"
             raise ModelFileError(path, reason)
-        wanted = str(known[name].type).rpartition(".")[2]
-        if attribute.type.name != wanted:
-            reason = f"{where} has {one_line(name)!r} as {attribute.type.name}, not {wanted}"
+        kind = str(schema.attributes[name].type).rpartition(".")[2]
+        if attribute.type.name != kind:
+            reason = f"{where} has {one_line(name)!r} as {attribute.type.name}, not {kind}"
             raise ModelFileError(path, reason)
 
 
 def _check_repeated(model: ir.Model, path: Path) -> None:
     """Check that no two values and no two nodes have one name."""
-    made = [str(value.name) for value in model.graph.inputs]
-    made += [str(value.name) for node in model.graph for value in node.outputs if value.name]
-    for name, count in Counter(made).most_common(1):
+    names = [str(value.name) for value in model.graph.inputs]
+    names += [str(value.name) for node in model.graph for value in node.outputs if value.name]
+    for name, count in Counter(names).most_common(1):
         if count > 1:
             raise ModelFileError(path, f"value {name!r} is made {count} times")
     for name, count in Counter(str(node.name) for node in model.graph if node.name).most_common(1):
@@ -273,11 +270,9 @@ def _has_values(tensor: ir.TensorProtocol) -> bool:
 
 def _has_data(proto: onnx.TensorProto) -> bool:
     """Return whether the tensor has data: onnx_ir reads zeros if it has none."""
-    kept = (
-        proto.float_data, proto.int32_data, proto.int64_data, proto.double_data, proto.uint64_data,
-        proto.string_data,
-    )  # fmt: skip
-    return proto.HasField("raw_data") or any(len(values) for values in kept)
+    kinds = ("float", "int32", "int64", "double", "uint64", "string")
+    fields = (getattr(proto, f"{kind}_data") for kind in kinds)
+    return proto.HasField("raw_data") or any(len(values) for values in fields)
 
 
 def _is_finite(chunk: np.ndarray) -> bool:
@@ -289,8 +284,3 @@ def _is_finite(chunk: np.ndarray) -> bool:
 def _n_layers(names: Iterable[str]) -> int | None:
     layers = {interface.kv_layer(name) for name in names} - {None}
     return len(layers) or None
-
-
-def _dim(shapes: dict[str, tuple[int, ...] | None], name: str, axis: int) -> int | None:
-    shape = shapes.get(name)
-    return shape[axis] if shape is not None and len(shape) > axis else None

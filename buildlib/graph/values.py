@@ -10,7 +10,7 @@ def infer_shapes(model: ir.Model) -> None:
     """Infer all inner and output shapes of `model` again, in place; weights are not loaded.
 
     Raises:
-        onnx.shape_inference.InferenceError: an operator cannot take the shapes it gets.
+        onnx.shape_inference.InferenceError: the shapes of an operator do not fit.
     """
     inputs = set(model.graph.inputs)
     values = {

@@ -6,6 +6,7 @@ cases.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ class Adapters:
     """All adapters of a container, placed in one model.
 
     Attributes:
-        branches: what the graph needs, in the order of its layers.
+        branches: of the graph, in the order of its layers.
         names: of the use cases.
     """
 
@@ -59,14 +60,12 @@ class Adapters:
             adapter.name: _place(adapter.path, read_adapter(adapter.path), projections)
             for adapter in lora.adapters
         }
-        ranks: dict[Module, int] = {}
+        ranks: Counter[Module] = Counter()
         for case in lora.cases:
-            of_case: dict[Module, int] = {}
+            of_case: Counter[Module] = Counter()
             for name in case.adapters:
-                for module, rows in placed[name].items():
-                    of_case[module] = of_case.get(module, 0) + rows.matrices.rank
-            for module, rank in of_case.items():
-                ranks[module] = max(rank, ranks.get(module, 0))
+                of_case.update({module: r.matrices.rank for module, r in placed[name].items()})
+            ranks |= of_case
         branches = tuple(
             Branch(module, projections[module.layer][module.name], ranks[module])
             for module in sorted(ranks)
@@ -81,7 +80,7 @@ class Adapters:
     def tensors(self, name: str) -> dict[str, Matrix]:
         """Return A [in, rank] and B [rank, out] of every branch for a use case, by input."""
         (case,) = (case for case in self.cases if case.name == name)
-        found: dict[str, Matrix] = {}
+        tensors: dict[str, Matrix] = {}
         for branch in self.branches:
             a = np.zeros((branch.projection.n_in, branch.rank), np.float32)
             b = np.zeros((branch.rank, branch.projection.n_out), np.float32)
@@ -95,9 +94,9 @@ class Adapters:
                 a[:, begin:end] = half_a.T
                 b[begin:end] = weight * half_b[rows.first : rows.first + rows.count].T
                 begin = end
-            found[a_name(branch.module)] = a
-            found[b_name(branch.module)] = b
-        return found
+            tensors[a_name(branch.module)] = a
+            tensors[b_name(branch.module)] = b
+        return tensors
 
     def genie(self, alpha_name: str) -> Lora:
         """Return the block of the engine, for files as `write` puts them."""
@@ -133,8 +132,7 @@ def _place(
     for module, matrices in adapter.modules.items():
         modules = projections.get(module.layer, {})
         parts = _parts(module.name, modules)
-        missing = [name for name in parts if name not in modules]
-        if missing:
+        if not modules.keys() >= {*parts}:
             have = ", ".join(sorted(modules)) or "no such layer"
             raise ModelFileError(path, f"the model has no {module} (it has {have})")
         sizes = [modules[name].n_out for name in parts]
@@ -156,6 +154,6 @@ def _place(
     return placed
 
 
-def _parts(name: str, known: Collection[str]) -> tuple[str, ...]:
+def _parts(name: str, modules: Collection[str]) -> tuple[str, ...]:
     """Return the modules of a layer that a module of the adapter is."""
-    return (name,) if name in known else FUSED.get(name, (name,))
+    return (name,) if name in modules else FUSED.get(name, (name,))

@@ -1,7 +1,7 @@
 """Encodings of a model with adapters: those of the branches, and of values downstream.
 
-Adapters are inputs, so that one set of encodings serves all use cases: a range covers what the
-model without any reaches, and each of them.
+Adapters are inputs, so that one set of encodings serves all use cases: a range covers the values of
+each of them, and those of the model without adapters.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class AdapterCalibration:
 def alpha_encoding(name: str) -> Encoding:
     """Return the grid of the strength, 0 to 2 (`MAX_STRENGTH`), in steps that hit 1 exactly.
 
-    Zero is the integer zero, which is what Genie leaves in an input that it has not been given.
+    Zero is the integer zero, which Genie leaves in an input that it has not been given.
     """
     return Encoding(
         name=name,
@@ -135,7 +135,7 @@ def _hull(names: Iterable[str], *observed: Mapping[str, Range]) -> Range:
 def _growth(
     group: Sequence[Encoding], base: Mapping[str, Range], case: Mapping[str, Range]
 ) -> Range:
-    """Return by how much a use case's values lie below and above those of the model without it."""
+    """Return the distance of a use case's values below and above those of the model without it."""
     names = [encoding.name for encoding in group]
     (low, high), (case_low, case_high) = _hull(names, base), _hull(names, case)
     return min(case_low - low, 0.0), max(case_high - high, 0.0)
@@ -172,8 +172,8 @@ def _beyond(
     farthest = 0.0
     for group in groups:
         below, above = _growth(group, base, case)
-        for given in group:
-            (low, high), (now_low, now_high) = _bounds(given), _bounds(known[given.name])
+        for encoding in group:
+            (low, high), (now_low, now_high) = _bounds(encoding), _bounds(known[encoding.name])
             outside = max(now_low - (low + below), high + above - now_high)
             farthest = max(farthest, outside / (high - low))
     return farthest

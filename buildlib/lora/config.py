@@ -34,7 +34,7 @@ class LoraBuilderInputConfig(_Model):
     Attributes:
         lora_config_path: a YAML or JSON file of `LoraSet`, a PEFT folder, or a folder of those.
         create_lora_graph: add the branches; False when the ONNX has them already.
-        quant_updatable_mode: whose encodings the adapters decide: `all`, which then cover the model
+        quant_updatable_mode: encodings that the adapters decide: `all`, which then cover the model
             with each of them and without any, or `adapter_only`, those of the branches alone.
         alpha_tensor_name: the input that scales the active adapter.
         lora_version: 1 has adapters as inputs of the graph; later ones as sections of the context
@@ -49,11 +49,7 @@ class LoraBuilderInputConfig(_Model):
 
     @classmethod
     def create(cls, **values: object) -> Self:
-        """Construct and validate, with the builder's own error.
-
-        Raises:
-            InvalidOptionError: an option that does not exist, or a value it cannot take.
-        """
+        """Construct and validate, with the builder's own error."""
         try:
             config = cls.model_validate(values)
         except ValidationError as error:
@@ -123,13 +119,15 @@ class LoraSet(_Model):
 
     @classmethod
     def load(cls, path: Path, root: Path = Path("/")) -> "LoraSet":
-        """Read what `lora_config_path` names; paths come back absolute.
+        """Read the file or folder of `lora_config_path`; paths come back absolute.
 
         Args:
-            root: folder that has what the file names by absolute paths.
+            root: folder that absolute paths in the file are below.
         """
         if path.is_dir():
-            folders = [path] if (path / ADAPTER_CONFIG).is_file() else _peft_folders(path)
+            folders = [path]
+            if not (path / ADAPTER_CONFIG).is_file():
+                folders = sorted(entry.parent for entry in path.glob(f"*/{ADAPTER_CONFIG}"))
             if not folders:
                 raise ModelFileError(path, f"no folder in it has an {ADAPTER_CONFIG}")
             data: object = {"adapters": [{"name": f.name, "path": str(f)} for f in folders]}
@@ -144,26 +142,18 @@ class LoraSet(_Model):
             raise ModelFileError(path, f"not valid YAML ({one_line(str(error), 120)})") from error
         description = _validated(path, data)
 
-        def absolute(named: Path) -> Path:
-            return path_below(root, named) if named.is_absolute() else path.parent / named
+        def absolute(folder: Path) -> Path:
+            return path_below(root, folder) if folder.is_absolute() else path.parent / folder
 
         adapters = (a.model_copy(update={"path": absolute(a.path)}) for a in description.adapters)
         return description.model_copy(update={"adapters": tuple(adapters)})
 
 
 def _parse(text: str) -> object:
-    """Parse YAML, of which JSON is a part.
-
-    Raises:
-        ValueError: it has aliases, which a few bytes of can stand for any amount of data.
-    """
+    """Parse YAML, of which JSON is a part; a few bytes of aliases could stand for any amount."""
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
         raise ValueError("aliases are not read")
     return yaml.safe_load(text)
-
-
-def _peft_folders(path: Path) -> list[Path]:
-    return sorted(entry.parent for entry in path.glob(f"*/{ADAPTER_CONFIG}"))
 
 
 def _validated(path: Path, data: object) -> LoraSet:

@@ -70,8 +70,8 @@ _NEUTRAL = frozenset(
         "qalora_group_size", "rank_pattern", "revision", "runtime_config", "task_type",
     }
 )  # fmt: skip
-"""Keys that change nothing in what the stored matrices mean: they say where these are, or how they
-were trained."""
+"""Keys that change nothing in the meaning of the stored matrices, but tell of their place and their
+training."""
 
 _KEEP_BASE = frozenset({None, True, False, "gaussian", "eva", "orthogonal", "mica"})
 """Values of `init_lora_weights` that leave the base's weights as they are."""
@@ -80,7 +80,7 @@ _PATH_IN_PEFT = "base_model.model."
 
 
 class _PeftConfig(BaseModel):
-    """The keys that decide what the matrices mean; any other one is refused where it is set."""
+    """The keys that give the matrices their meaning; any other one is refused where it is set."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -122,7 +122,7 @@ class _PeftConfig(BaseModel):
         return () if self.exclude_modules else tuple(name for name in targets if "." not in name)
 
     def beyond(self) -> str | None:
-        """Return what is asked for that low-rank branches cannot do."""
+        """Return the setting that low-rank branches cannot have, or None."""
         if self.bias != "none":
             return f"bias={self.bias} changes biases too"
         if self.init_lora_weights not in _KEEP_BASE:
@@ -140,7 +140,7 @@ class PeftAdapter:
     """An adapter as peft stores it; matrices stay in the file.
 
     Attributes:
-        modules: what it changes, in order.
+        modules: that it changes, in order.
         everywhere: names of modules that it changes in every layer of its model.
     """
 
@@ -177,8 +177,8 @@ def _low_rank(
     path: Path, module: Module, halves: Mapping[str, TensorRef], config: _PeftConfig, name: str
 ) -> LowRank:
     if len(halves) != 2:
-        missing = min({"A", "B"} - set(halves))
-        raise ModelFileError(path, f"{module} has no lora_{missing}")
+        half = min({"A", "B"} - set(halves))
+        raise ModelFileError(path, f"{module} has no lora_{half}")
     a, b = halves["A"], halves["B"]
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or 0 in a.shape:
         reason = f"{module}: A {list(a.shape)} and B {list(b.shape)} do not fit together"

@@ -1,7 +1,7 @@
-"""Linear modules of every decoder layer, found by what they do, not by their names.
+"""Linear modules of every decoder layer, found by their work and not by their names.
 
 Caches tell layers apart. Of layer i: k and v make `past_key_{i}_out` and `past_value_{i}_out`; q is
-multiplied with the keys; o takes what attention returns; up to the next layer follow gate (the
+multiplied with the keys; o takes the output of attention; up to the next layer follow gate (the
 one that goes into an activation), up, and down (which takes their product). Where one matrix makes
 all of q, k and v, or gate and up, it goes by its fused name.
 """
@@ -46,7 +46,7 @@ class Projection:
 
 
 def find_projections(model: ir.Model) -> dict[int, dict[str, Projection]]:
-    """Find projections by layer and Hugging Face name, where a module's place can be told."""
+    """Return projections by layer and Hugging Face name, as far as a module's place shows it."""
     return _Finder(model).find()
 
 
@@ -63,31 +63,27 @@ class _Finder:
             if name.startswith("past_key") and (layer := interface.kv_layer(name)) is not None
         )
         attention = {layer: self._attention(layer) for layer in layers}
-        found: dict[int, dict[str, Projection]] = {}
+        projections: dict[int, dict[str, Projection]] = {}
         for layer, following in zip(layers, [*layers[1:], None], strict=True):
             nodes = dict(attention[layer])
             begin, end = nodes.get("o_proj"), self._end(attention, following)
             if begin is not None and end is not None:
                 nodes |= self._mlp(begin, end)
-            found[layer] = {name: _projection(node) for name, node in nodes.items()}
-        return found
+            projections[layer] = {name: _projection(node) for name, node in nodes.items()}
+        return projections
 
     def _attention(self, layer: int) -> dict[str, ir.Node]:
-        found: dict[str, ir.Node | None] = {}
-        new_key = self._outputs.get(interface.past_key(layer, "out"))
-        new_value = self._outputs.get(interface.past_value(layer, "out"))
-        found["k_proj"] = self._upstream(new_key)
-        found["v_proj"] = self._upstream(new_value)
+        key = self._upstream(self._outputs.get(interface.past_key(layer, "out")))
+        value = self._upstream(self._outputs.get(interface.past_value(layer, "out")))
         past_key = self._inputs[interface.past_key(layer, "in")]
         past_value = self._inputs.get(interface.past_value(layer, "in"))
         scores = self._downstream(past_key, lambda node: node.op_type == "MatMul")
-        if scores is not None:
-            found["q_proj"] = self._upstream(scores.inputs[0])
-        if past_value is not None:
-            found["o_proj"] = self._downstream(past_value, is_linear)
-        if found["k_proj"] is found["v_proj"] is found.get("q_proj"):
-            found = {"qkv_proj": found["k_proj"], "o_proj": found.get("o_proj")}
-        return {name: node for name, node in found.items() if node is not None}
+        query = None if scores is None else self._upstream(scores.inputs[0])
+        out = None if past_value is None else self._downstream(past_value, is_linear)
+        nodes = {"q_proj": query, "k_proj": key, "v_proj": value, "o_proj": out}
+        if query is key is value:
+            nodes = {"qkv_proj": key, "o_proj": out}
+        return {name: node for name, node in nodes.items() if node is not None}
 
     def _end(
         self, attention: Mapping[int, Mapping[str, ir.Node]], following: int | None
@@ -106,12 +102,12 @@ class _Finder:
 
     def _mlp(self, attention: ir.Node, end: ir.Value) -> dict[str, ir.Node]:
         """Return the linear modules on the way from attention's output to `end`."""
-        reached = {attention.outputs[0]}
+        values = {attention.outputs[0]}
         linear: list[ir.Node] = []
         between = self._between(attention, end)
         for node in sorted(between, key=self._order.__getitem__):
-            if any(value in reached for value in node.inputs):
-                reached.update(node.outputs)
+            if any(value in values for value in node.inputs):
+                values.update(node.outputs)
                 if is_linear(node):
                     linear.append(node)
         if len(linear) == 2:
@@ -136,31 +132,26 @@ class _Finder:
             value = computed[0] if computed else None
         return None
 
-    def _downstream(self, value: ir.Value, wanted: Callable[[ir.Node], bool]) -> ir.Node | None:
-        """Return the first node below `value`, in the graph's order, that is wanted."""
-        reached = {value}
-        todo = sorted({use.node for use in value.uses()}, key=self._order.__getitem__)
-        while todo:
-            node = todo.pop(0)
-            if wanted(node):
-                return node
-            for output in node.outputs:
-                if output not in reached:
-                    reached.add(output)
-                    todo += [use.node for use in output.uses() if use.node not in todo]
-            todo.sort(key=self._order.__getitem__)
+    def _downstream(self, value: ir.Value, fits: Callable[[ir.Node], bool]) -> ir.Node | None:
+        """Return the first node below `value`, in the graph's order, that fits."""
+        values = {value}
+        for node in self._order:
+            if any(operand in values for operand in node.inputs):
+                if fits(node):
+                    return node
+                values.update(node.outputs)
         return None
 
     def _between(self, begin: ir.Node, end: ir.Value) -> set[ir.Node]:
         """Return the nodes between `begin` and `end`."""
-        found: set[ir.Node] = set()
+        nodes: set[ir.Node] = set()
         todo = [end]
         while todo:
             node = todo.pop().producer()
-            if node is not None and node not in found and self._order[node] > self._order[begin]:
-                found.add(node)
+            if node is not None and node not in nodes and self._order[node] > self._order[begin]:
+                nodes.add(node)
                 todo += [value for value in node.inputs if value is not None]
-        return found
+        return nodes
 
     def _is_computed(self, value: ir.Value) -> bool:
         return not is_parameter(value) and value.producer() is not None

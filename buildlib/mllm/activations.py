@@ -51,8 +51,8 @@ class ActivationGrid:
         Args:
             ranges: smallest and largest value of all `values`, unless the range is fixed.
         """
-        seen = [self.fixed] if self.fixed else [ranges[value] for value in self.values]
-        low, high = min(low for low, _ in seen), max(high for _, high in seen)
+        bounds = [self.fixed] if self.fixed else [ranges[value] for value in self.values]
+        low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
         low, high = low / self.factor - self.below, high / self.factor
         if self.cache:
             return symmetric_encoding(self.name, max(-low, high), 8)

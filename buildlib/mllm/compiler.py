@@ -20,22 +20,18 @@ _GARBAGE = ("block size", "head", "biases")
 
 
 def find_compiler(family: Family, build: Path | None) -> Path:
-    """Find the compiler of a family: in a build's `bin`, or on the path.
-
-    Raises:
-        ToolchainMissingError: there is none; says how to build it.
-    """
+    """Find the compiler of a family: in a build's `bin`, or on the path."""
     names = {"qwen3": ("mllm-qwen3-aot-sha-c", "mllm-qwen3-aot-c")}.get(
         family, (f"mllm-{family}-aot-c-sha", f"mllm-{family}-aot-c")
     )
     for name in names:
         if build is None:
-            found = shutil.which(name)
+            path = shutil.which(name)
         else:
             places = (build / "bin" / name, build / name)
-            found = next((str(path) for path in places if path.is_file()), None)
-        if found is not None:
-            return Path(found).absolute()
+            path = next((str(place) for place in places if place.is_file()), None)
+        if path is not None:
+            return Path(path).absolute()
     where = f"{build} has" if build else "the path has"
     raise ToolchainMissingError(
         names[0],
@@ -45,11 +41,7 @@ def find_compiler(family: Family, build: Path | None) -> Path:
 
 
 def check_compilable(model: ModelConfig, aot: AotConfig) -> None:
-    """Refuse what mllm's compiler would make garbage of.
-
-    Raises:
-        InvalidOptionError: says what it has compiled in.
-    """
+    """Refuse a model that mllm's compiler would turn into garbage."""
     for remark in fixed_by_mllm(model, aot):
         if remark.startswith(_GARBAGE):
             raise InvalidOptionError("toolchain", f"mllm cannot compile this; {remark}", ())
@@ -67,9 +59,6 @@ def compile_context(
         aot_config: `qnn_aot_cfg_X.json`.
         out: the binary, which appears whole or not at all.
         qnn: folder of QNN's libraries for this host; by default the compiler's own.
-
-    Raises:
-        ToolchainError: it ended with an error, or without a binary.
     """
     with (
         tempfile.TemporaryDirectory(prefix="qnnfarm-mllm-") as scratch,

@@ -2,8 +2,8 @@
 
 Keys as mllm's own readers have them (https://github.com/UbiquitousLearning/mllm, MIT licence:
 `mllm/models/qwen3/configuration_qwen3.hpp`, `examples/llama_qnn_aot/configuration_llama3.hpp`,
-`mllm/backends/qnn/aot/QnnTargetMachineParser.cpp` and the passes beside it). Those take what they
-find and end in an assertion, or in a model that answers garbage; here all of it is checked first.
+`mllm/backends/qnn/aot/QnnTargetMachineParser.cpp` and the passes beside it). Those check little and
+end in an assertion, or in a model that answers garbage; here all of it is checked first.
 
 The context length is `max_cache_length` of the model's file, and the block size that of its linear
 layers: nothing else here says either, and `check_pair` refuses files that do.
@@ -154,8 +154,7 @@ class TargetMachine(_Section):
     Attributes:
         htp_security_pd_session: `HtpSignedPd` needs a QNN that knows the option for it; others end
             with "Unsupported config option 2".
-        htp_vtcm_capability_in_mb: of the SoC; graphs get 8 from mllm's compiler, whatever stands
-            here.
+        htp_vtcm_capability_in_mb: of the SoC; mllm's compiler ignores it and gives graphs 8.
     """
 
     htp_arch: Literal["V68", "V69", "V73", "V75", "V79", "V81"]
@@ -266,11 +265,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def read_model_config(path: Path) -> ModelConfig:
-    """Read and check a `config_X.json`.
-
-    Raises:
-        InputFileError: it cannot be read, or a key is missing, unknown or wrong.
-    """
+    """Read and check a `config_X.json`."""
     return _read(path, ModelConfig)
 
 
@@ -290,12 +285,9 @@ def check_pair(model: ModelConfig, aot: AotConfig, path: Path) -> None:
 
     Args:
         path: of the file of the compilation, for errors.
-
-    Raises:
-        InputFileError: says what the two files tell differently.
     """
     recipe = aot.quant_recipe
-    says: dict[str, tuple[object, object, str]] = {
+    pairs: dict[str, tuple[object, object, str]] = {
         "quant_recipe/layers": (recipe.layers, model.num_hidden_layers, "num_hidden_layers"),
         "quant_recipe/builtin_llm_pass/model": (
             recipe.builtin_llm_pass.model,
@@ -308,26 +300,26 @@ def check_pair(model: ModelConfig, aot: AotConfig, path: Path) -> None:
         for name, weights in recipes.items():
             where = f"quant_recipe/builtin_llm_pass/{part}/{name}/block_size"
             size = weights.block_size or model.linear_block_size
-            says[where] = (size, model.linear_block_size, "linear_block_size")
-    for where, (one, other, key) in says.items():
+            pairs[where] = (size, model.linear_block_size, "linear_block_size")
+    for where, (one, other, key) in pairs.items():
         if one != other:
             reason = f"/{where} is {one}, and the model's configuration has {key} {other}"
             raise InputFileError(str(path), reason)
 
 
 def fixed_by_mllm(model: ModelConfig, aot: AotConfig) -> tuple[str, ...]:
-    """Return what mllm's own compiler or runner would do otherwise than these files say.
+    """Return the differences of mllm's own compiler or runner from these files.
 
     It has some values compiled in (as of b9c3070, July 2026), which users meet as garbage.
     """
     recipe = aot.quant_recipe.builtin_llm_pass
-    compiled = _COMPILED_BLOCKS[recipe.model]
+    block_size = _COMPILED_BLOCKS[recipe.model]
     head = recipe.lm_head["fallback"]
     remarks = {
         f"CL: mllm's compiler and runner have {RUNNER_CL} compiled in, and max_cache_length is "
         f"{model.max_cache_length}": model.max_cache_length != RUNNER_CL,
-        f"block size: mllm's {recipe.model} has {compiled} compiled in, and linear_block_size is "
-        f"{model.linear_block_size}": model.linear_block_size != compiled,
+        f"block size: mllm's {recipe.model} has {block_size} compiled in, and linear_block_size is "
+        f"{model.linear_block_size}": model.linear_block_size != block_size,
         f"head: mllm's compiler reads the recipe of linear layers for it, and lm_head is "
         f"{head.method} {head.precision}": head.method != "LPBQ",
         "head: mllm's compiler has one for tied embeddings alone, and tie_word_embeddings is "
@@ -354,14 +346,10 @@ def make_configs(
         config: of the checkpoint.
         soc: to compile for.
         cl: context length; by default that of mllm's runner, or what the model has.
-        block_size: by default what mllm has compiled in for the family, or 16 where that does not
-            divide the inputs of all layers.
+        block_size: by default the one that mllm has compiled in for the family, or 16 where that
+            does not divide the inputs of all layers.
         head_bits: of the output projection.
         pd_session: protection domain on the tensor processor.
-
-    Raises:
-        InvalidOptionError: mllm has no such family, SoC or block size, or the model no such
-            context.
     """
     if config.model_type not in FAMILIES:
         raise InvalidOptionError("model", f"mllm compiles no {config.model_type}", FAMILIES)
@@ -371,12 +359,12 @@ def make_configs(
         block_size = _COMPILED_BLOCKS[config.model_type]
         inputs = (config.hidden_size, config.intermediate_size)
         block_size = 16 if any(size % block_size for size in inputs) else block_size
-    for key, value, known in (
+    for key, value, choices in (
         ("block_size", block_size, get_args(BlockSize)),
         ("head_bits", head_bits, get_args(HeadBits)),
     ):
-        if value not in known:
-            raise InvalidOptionError(key, f"it cannot be {value}", tuple(map(str, known)))
+        if value not in choices:
+            raise InvalidOptionError(key, f"it cannot be {value}", tuple(map(str, choices)))
     keys = {key: getattr(config, key) for key in ModelConfig.model_fields if hasattr(config, key)}
     scaling = config.rope_scaling
     keys |= {

@@ -17,7 +17,6 @@ from buildlib.mllm.tensors import Tensor
 
 Kind = tuple[str, tuple[int, ...]]
 """Type and shape of a tensor."""
-_BILLION = 1e9
 EMBEDDING, NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
 ROTATIONS = {"cos": "model.mllm_max_cos_embedding", "sin": "model.mllm_max_sin_embedding"}
 
@@ -75,9 +74,7 @@ def size_name(model: ModelConfig) -> str:
         for one in linears(model)
         if one.name != HEAD or not model.tie_word_embeddings
     )
-    if size < _BILLION / 10:
-        return f"{size / _BILLION * 1000:.0f}M"
-    return f"{size / _BILLION:.1f}B".replace(".0B", "B")
+    return f"{size / 1e6:.0f}M" if size < 1e8 else f"{size / 1e9:.1f}B".replace(".0B", "B")
 
 
 def expected_tensors(model: ModelConfig, aot: AotConfig) -> dict[str, Kind]:
@@ -122,7 +119,7 @@ def check_contents(
 ) -> None:
     """Refuse a file that does not hold the model of two configurations.
 
-    Tensors beyond those are left alone: pymllm writes what its observers saw, too.
+    Tensors beyond those are left alone: pymllm also writes those of its observers.
 
     Args:
         path: of the file, for errors.
@@ -139,7 +136,7 @@ def check_contents(
 
 
 def _explain(tensor: Tensor, shape: tuple[int, ...], model: ModelConfig) -> str:
-    """Say which key of the configuration a shape contradicts."""
+    """Describe the key of the configuration that a shape contradicts."""
     n_values = math.prod(tensor.shape)
     if tensor.name.endswith(".scale1") and n_values:
         size = model.linear_block_size * shape[0] / n_values

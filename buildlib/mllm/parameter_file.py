@@ -67,12 +67,7 @@ class ParameterFile:
 
 
 def read_parameters(path: Path) -> ParameterFile:
-    """Read and check header and table of a `.mllm` file, no data.
-
-    Raises:
-        InputFileError: it cannot be read, is no such file, or is damaged; names the line of the
-            table.
-    """
+    """Read and check header and table of a `.mllm` file, no data."""
     try:
         check_file(path)
         size = path.stat().st_size
@@ -98,9 +93,6 @@ def write_parameters(
         tensors: in the order of the table.
         model_name: for the header, where mllm's own writers leave it empty.
         lines: that the table has place for; by default as many as there are tensors.
-
-    Raises:
-        InputFileError: the format cannot hold a tensor; names it.
     """
     lines = len(tensors) if lines is None else lines
     place = _HEADER.size + lines * _LINE.size
@@ -198,14 +190,14 @@ def _check_lines(path: Path, lines: Sequence[_Line], end: int, size: int) -> dic
         name = _text(line.name)
         place = (path, line.place, line.n_bytes)
         tensors[name] = Tensor.mapped(name, _TYPES[line.code], line.shape, place)
-    filled = sorted((line for line in lines if line.n_bytes), key=lambda line: line.place)
-    for one, other in itertools.pairwise(filled):
+    nonempty = sorted((line for line in lines if line.n_bytes), key=lambda line: line.place)
+    for one, other in itertools.pairwise(nonempty):
         if one.place + one.n_bytes > other.place:
             raise _refuse(path, other.number, other.name, f"it overlaps {_text(one.name)[:80]!r}")
     return tensors
 
 
-def _faults(line: _Line, known: Mapping[str, Tensor], end: int, size: int) -> Iterator[str]:
+def _faults(line: _Line, before: Mapping[str, Tensor], end: int, size: int) -> Iterator[str]:
     name = line.name.partition(b"\0")[0]
     try:
         text = name.decode()
@@ -214,7 +206,7 @@ def _faults(line: _Line, known: Mapping[str, Tensor], end: int, size: int) -> It
         return
     if not text:
         yield "it has no name"
-    if text in known:
+    if text in before:
         yield "a line before it has its name"
     if line.code not in _TYPES:
         yield f"there is no type {line.code}"

@@ -59,10 +59,7 @@ def quantize_checkpoint(
         out: file to write.
         n_samples: windows of text, or as many as the text has.
         technique: that chooses the integers of weights.
-        progress: told what is done, how many steps of it, and of how many.
-
-    Raises:
-        BuildError: checkpoint, configurations and text do not fit each other.
+        progress: gets the kind of work, the number of finished steps, and that of all steps.
     """
     checkpoint = Checkpoint.load(folder)
     check_model(checkpoint, model, aot)
@@ -74,12 +71,12 @@ def quantize_checkpoint(
     )
     tell = progress or (lambda *_: None)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".quantize.") as scratch:
-        exported, solved = Path(scratch) / "float", Path(scratch) / "solved"
-        for each in (exported, solved):
+        export, solution = Path(scratch) / "float", Path(scratch) / "solved"
+        for each in (export, solution):
             each.mkdir()
         head = (f"lm_head.weight={_BITS}",) if head_bits(aot) == _BITS else ()
         float_model = FloatModel(
-            export_onnx(checkpoint, GraphShape(ar, cl), exported),
+            export_onnx(checkpoint, GraphShape(ar, cl), export),
             Encodings(),
             config,
             windows,
@@ -92,12 +89,12 @@ def quantize_checkpoint(
             n_calibrating=len(windows),
         )
         if technique != "none":
-            optimized = partial(tell, f"{technique} of layer")
-            float_model = optimize_weights(float_model, [technique], solved, optimized)
+            on_layer = partial(tell, f"{technique} of layer")
+            float_model = optimize_weights(float_model, [technique], solution, on_layer)
         ranges = float_model.ranges
         if ranges is None:
-            observed = partial(tell, "calibration of segment and window")
-            ranges = observe_ranges(float_model.path, config, windows, observed).ranges()
+            on_window = partial(tell, "calibration of segment and window")
+            ranges = observe_ranges(float_model.path, config, windows, on_window).ranges()
         write_safetensors(out, _tensors(_Weights(float_model, model, aot), ranges))
 
 
@@ -112,7 +109,7 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig, aot: AotConfig) -> N
         raise InvalidOptionError("quant_recipe.builtin_llm_pass.model", reason, ())
     for key in ModelConfig.model_fields:
         ours, theirs = getattr(config, key, None), getattr(model, key)
-        # How many positions there may be, and which token ends a text, is the user's choice.
+        # The number of positions, and the token that ends a text, are the user's choice.
         free = key in {"max_position_embeddings", "eos_token_id", "bos_token_id"}
         if key == "rope_scaling":  # keys of it have several spellings
             ours, theirs = (value is not None for value in (ours, theirs))
@@ -184,8 +181,8 @@ def _tensors(weights: _Weights, ranges: Mapping[str, Range]) -> Iterator[Tensor]
     cl = weights.config.max_cache_length
     for which, table in zip(("cos", "sin"), rope_tables(weights.model.config, cl), strict=True):
         values = np.concatenate([table, table], axis=1)[None]
-        quantized = activation_grid(grids[f"model.{which}_embedding_input_qdq"]).quantize(values)
-        yield Tensor.of(ROTATIONS[which], quantized)
+        grid = activation_grid(grids[f"model.{which}_embedding_input_qdq"])
+        yield Tensor.of(ROTATIONS[which], grid.quantize(values))
 
 
 def _linear(weights: _Weights, one: Linear) -> Iterator[Tensor]:

@@ -42,7 +42,7 @@ class Tensor:
 
     Attributes:
         dtype: NumPy's name of the type, `bfloat16`, or a packed type of mllm such as `q4_0`.
-        n_bytes: what it takes in a file.
+        n_bytes: its size in a file.
         load: returns the values, `stored_dtype(dtype)`, of any shape with as many bytes.
     """
 
@@ -99,11 +99,7 @@ def write_data(file: BinaryIO, tensor: Tensor) -> None:
 
 
 def read_safetensors(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a safetensors file by name, in the order of their names.
-
-    Raises:
-        ModelFileError: the file is missing or damaged, or holds a type that is not known.
-    """
+    """Return the tensors of a safetensors file by name, in the order of their names."""
     refs = read_header(path, _SAFETENSORS)
     return {
         name: Tensor.mapped(
@@ -115,14 +111,14 @@ def read_safetensors(path: Path) -> Mapping[str, Tensor]:
 
 def write_safetensors(path: Path, tensors: Iterable[Tensor]) -> None:
     """Write a safetensors file, one tensor in memory at a time."""
-    known = {ours: (rank, theirs) for rank, (theirs, ours) in enumerate(_SAFETENSORS.items())}
-    ranked = sorted(tensors, key=lambda tensor: (-known[tensor.dtype][0], tensor.name))
+    types = {ours: (rank, theirs) for rank, (theirs, ours) in enumerate(_SAFETENSORS.items())}
+    tensors = sorted(tensors, key=lambda tensor: (-types[tensor.dtype][0], tensor.name))
     header: dict[str, Any] = {}
     end = 0
-    for tensor in ranked:
+    for tensor in tensors:
         start, end = end, end + tensor.n_bytes
         header[tensor.name] = {
-            "dtype": known[tensor.dtype][1],
+            "dtype": types[tensor.dtype][1],
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
@@ -130,5 +126,5 @@ def write_safetensors(path: Path, tensors: Iterable[Tensor]) -> None:
     text += b" " * (-len(text) % 8)
     with atomic_write(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in ranked:
+        for tensor in tensors:
             write_data(file, tensor)
