@@ -1,6 +1,7 @@
-"""Models of a few nodes."""
+"""Models of a few nodes, and runs of models on random inputs."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -8,6 +9,9 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
+from buildlib.numerics.runners import OnnxRunner, read_ports
+
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 Ends: TypeAlias = Mapping[str, tuple[npt.DTypeLike, Sequence[int]]]
 
 
@@ -32,3 +36,28 @@ def model_of(
     opsets = [helper.make_opsetid("", opset)]
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     return model
+
+
+def random_feeds(path: Path) -> Arrays:
+    """Return inputs of a model, the same for the same names, shapes and types."""
+    feeds: Arrays = {}
+    for name, port in read_ports(path).inputs.items():
+        rng = np.random.default_rng([*name.encode()])
+        is_real = port.dtype.kind == "f"
+        numbers = rng.normal(size=port.shape) if is_real else rng.integers(0, 50, port.shape)
+        feeds[name] = numbers.astype(port.dtype)
+    return feeds
+
+
+def run_once(path: Path, feeds: Arrays | None = None) -> Arrays:
+    """Return all outputs of a model by name, for random inputs unless there are others."""
+    return {**OnnxRunner(path, n_threads=1).run(random_feeds(path) if feeds is None else feeds)}
+
+
+def assert_near(actual: Arrays, expected: Arrays, tolerance: float = 1e-5) -> None:
+    """Check outputs of two models, by name and relative to the largest value of each."""
+    assert list(actual) == list(expected)
+    for name, values in expected.items():
+        assert actual[name].shape == values.shape
+        bound = tolerance * np.abs(values).max()
+        np.testing.assert_allclose(actual[name], values, rtol=0, atol=bound, err_msg=name)

@@ -43,9 +43,9 @@ def test_constants_beside_the_model_are_part_of_it(
     path = export_with_constant_in("inside.bin")
     assert [tensor.location for tensor in external_tensors(load_model(path))] == ["inside.bin"]
     (tmp_path / "link").hardlink_to(tmp_path / "inside.bin")
-    found = ImportModel(SHAPE).run(path, tmp_path / "found" / "model.onnx")
-    wanted = ImportModel(SHAPE).run(EXPORT, tmp_path / "wanted" / "model.onnx")
-    assert found.read_bytes() == wanted.read_bytes()
+    ours = ImportModel(SHAPE).run(path, tmp_path / "ours" / "model.onnx")
+    original = ImportModel(SHAPE).run(EXPORT, tmp_path / "original" / "model.onnx")
+    assert ours.read_bytes() == original.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,21 @@ def test_constants_elsewhere_are_refused(
 ) -> None:
     with pytest.raises(ModelFileError, match=said):
         load_model(export_with_constant_in(location))
+
+
+def test_model_files_are_not_trusted(tiny_export: Path, tmp_path: Path) -> None:
+    path, weights = tmp_path / "model.onnx", tmp_path / "model.safetensors"
+    with pytest.raises(ModelFileError, match="no such file"):
+        load_model(path)
+    path.write_bytes(b"\x00junk" * 100)
+    with pytest.raises(ModelFileError, match="not a readable ONNX model"):
+        load_model(path)
+    path.write_bytes((tiny_export / "model.onnx").read_bytes())
+    with pytest.raises(ModelFileError, match=r"model\.safetensors' is missing"):
+        load_model(path)
+    weights.write_bytes(bytes(100))
+    with pytest.raises(ModelFileError, match="truncated"):
+        load_model(path)
 
 
 def test_two_files_of_one_name_are_not_taken_for_each_other(tmp_path: Path) -> None:

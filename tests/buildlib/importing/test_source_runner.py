@@ -18,6 +18,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.importing.importer import ImportModel
 from buildlib.importing.precision import SINGLE, precision_of
 from buildlib.importing.source_runner import SourceRunner
+from buildlib.numerics.runners import Arrays
 from buildlib.numerics.verifier import (
     SAME_FLOAT,
     SAME_HALF,
@@ -30,27 +31,12 @@ from buildlib.passes.arcl import convert_arcl
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 FEW = VerifyOptions(max_positions=11, continuation=3, n_threads=1)
-ASKED = GraphShape(4, 16)
+SHAPE = GraphShape(4, 16)
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in EXPORTS.glob("*/model.onnx")))
 def test_an_import_computes_what_the_export_does(name: str, tmp_path: Path) -> None:
-    export = EXPORTS / name / "model.onnx"
-    config = load_config(EXPORTS / name / "config.json")
-    is_fixed = model_shape(load_model(export)) is not None or name.endswith("fixed")
-    imported = ImportModel(None if is_fixed else ASKED).run(export, tmp_path / "model.onnx")
-    shape = model_shape(load_model(imported))
-    assert shape is not None
-    one = GraphShape(1, shape.cl)
-    models = StageModels(
-        config=config,
-        imported={one: imported},
-        arcl={one: convert_arcl(imported, one, tmp_path / "one.onnx")},
-        earlier={
-            imported: [Version("import", SAME_FLOAT, partial(SourceRunner, export, config, shape))]
-        },
-    )
-    report = verify_outputs(models, options=FEW)
+    report = verify_outputs(imported_models(EXPORTS / name, tmp_path), options=FEW)
     assert report.passed, report.failures
     assert [one.stage for one in report.comparisons] == ["import", "arcl"]
     assert report.comparisons[0].positions == 11
@@ -59,27 +45,15 @@ def test_an_import_computes_what_the_export_does(name: str, tmp_path: Path) -> N
 
 def test_a_wrong_head_order_is_found(tmp_path: Path) -> None:
     """The adapter checks the import and not itself: exchanged heads must show."""
-    export = EXPORTS / "torchscript-llama" / "model.onnx"
-    config = load_config(export.with_name("config.json"))
-    imported = ImportModel(ASKED).run(export, tmp_path / "model.onnx")
-    source = SourceRunner(export, config, ASKED)
 
     class Exchanged(SourceRunner):
-        def run(self, feeds: object) -> dict[str, np.ndarray]:
-            outputs = dict(source.run(feeds))  # type: ignore[arg-type]
+        def run(self, feeds: Arrays) -> Arrays:
+            outputs = dict(super().run(feeds))
             outputs["past_key_1_out"] = outputs["past_key_1_out"][::-1]
             return outputs
 
-    models = StageModels(
-        config=config,
-        imported={ASKED: imported},
-        arcl={ASKED: imported},
-        earlier={
-            imported: [Version("import", SAME_FLOAT, partial(Exchanged, export, config, ASKED))]
-        },
-    )
-    report = verify_outputs(models, options=FEW)
-    assert [one.stage for one in report.failures] == ["import"]
+    models = imported_models(EXPORTS / "torchscript-llama", tmp_path, Exchanged)
+    assert [one.stage for one in verify_outputs(models, options=FEW).failures] == ["import"]
 
 
 @pytest.mark.parametrize("change", ["role", "cache"])
@@ -96,7 +70,7 @@ def test_unknown_inputs_are_refused(change: str, tmp_path: Path) -> None:
     onnx.save(model, path)
     config = load_config(export.with_name("config.json"))
     with pytest.raises(ModelFileError, match=r"whatever|past_key_0_in"):
-        SourceRunner(path, config, ASKED)
+        SourceRunner(path, config, SHAPE)
 
 
 @pytest.mark.parametrize("keep_io", [True, False])
@@ -105,22 +79,22 @@ def test_a_float16_export_is_verified_as_closely_as_it_computes(
     name: str, keep_io: bool, tmp_path: Path
 ) -> None:
     model = _copied(name, tmp_path)
-    made = convert_float_to_float16(model, keep_io_types=keep_io, min_positive_val=1e-7)
-    onnx.save(made, tmp_path / "model.onnx")
-    report = verify_outputs(_imported(tmp_path), options=FEW)
+    half = convert_float_to_float16(model, keep_io_types=keep_io, min_positive_val=1e-7)
+    onnx.save(half, tmp_path / "model.onnx")
+    report = verify_outputs(imported_models(tmp_path, tmp_path / "out"), options=FEW)
     assert report.passed, report.failures
     assert report.comparisons[0].bound == "SQNR >= 40 dB"
     assert report.comparisons[0].max_rel_diff > 1e-5  # float16 shows
 
 
 def test_a_wrong_import_of_a_float16_export_is_found(tmp_path: Path) -> None:
-    made = convert_float_to_float16(_copied("dynamo-qwen2", tmp_path), min_positive_val=1e-7)
-    onnx.save(made, tmp_path / "model.onnx")
-    models = _imported(tmp_path)
-    gain = next(t for t in made.graph.initializer if t.name.endswith("norm.weight"))
+    half = convert_float_to_float16(_copied("dynamo-qwen2", tmp_path), min_positive_val=1e-7)
+    onnx.save(half, tmp_path / "model.onnx")
+    models = imported_models(tmp_path, tmp_path / "out")
+    gain = next(t for t in half.graph.initializer if t.name.endswith("norm.weight"))
     larger = numpy_helper.to_array(gain) * np.float16(1.05)
     gain.CopyFrom(numpy_helper.from_array(larger, gain.name))
-    onnx.save(made, tmp_path / "model.onnx")
+    onnx.save(half, tmp_path / "model.onnx")
     assert [one.stage for one in verify_outputs(models, options=FEW).failures] == ["import"]
 
 
@@ -133,7 +107,7 @@ def test_logits_of_the_last_token_alone_verify_nothing(tmp_path: Path) -> None:
     model.graph.node.append(helper.make_node("Gather", ["all", "last"], ["logits"], axis=1))
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(ModelFileError, match=r"logits is \[1, 1, 64\].*nothing to verify"):
-        verify_outputs(_imported(tmp_path), options=FEW)
+        verify_outputs(imported_models(tmp_path, tmp_path / "out"), options=FEW)
 
 
 def _copied(name: str, folder: Path) -> onnx.ModelProto:
@@ -142,13 +116,17 @@ def _copied(name: str, folder: Path) -> onnx.ModelProto:
     return onnx.load(folder / "model.onnx")
 
 
-def _imported(folder: Path) -> StageModels:
-    """The export in `folder`, imported, at its own shape or at the one that is asked for."""
+def imported_models(
+    folder: Path, out: Path, runner: type[SourceRunner] = SourceRunner
+) -> StageModels:
+    """The export in `folder`, imported, at its own shape or else at `SHAPE`, and at one token."""
     export, config = folder / "model.onnx", load_config(folder / "config.json")
-    is_fixed = model_shape(load_model(export)) is not None
-    path = ImportModel(None if is_fixed else ASKED).run(export, folder / "out" / "model.onnx")
+    is_fixed = model_shape(load_model(export)) is not None or folder.name.endswith("fixed")
+    path = ImportModel(SHAPE, fixed_keep_theirs=is_fixed).run(export, out / "model.onnx")
     shape = model_shape(load_model(path))
     assert shape is not None
+    one = GraphShape(1, shape.cl)
     bound = SAME_FLOAT if precision_of(load_model(export)) == SINGLE else SAME_HALF
-    earlier = {path: [Version("import", bound, partial(SourceRunner, export, config, shape))]}
-    return StageModels(config=config, imported={shape: path}, arcl={shape: path}, earlier=earlier)
+    earlier = {path: [Version("import", bound, partial(runner, export, config, shape))]}
+    arcl = {one: convert_arcl(path, one, out / "one.onnx")}
+    return StageModels(config=config, imported={one: path}, arcl=arcl, earlier=earlier)

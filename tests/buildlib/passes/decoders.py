@@ -1,4 +1,4 @@
-"""Small decoders with all kinds of attention and random weights, and runners for them."""
+"""Small decoders with all kinds of attention and random weights."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-import onnxruntime as ort
 
 from buildlib.checkpoint.tensor_file import StoredDtype, TensorRef
 from buildlib.graph import interface
@@ -222,17 +221,3 @@ def make_decoder(
     Sparse weights are all zero, and a hole in the file.
     """
     return Decoder(kind, folder, shape, sparse=sparse).write()
-
-
-def run_once(path: Path, seed: int = 0) -> dict[str, npt.NDArray[np.float32]]:
-    """All outputs of a model for random inputs, the same for the same names and shapes."""
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    feeds = {}
-    for port in session.get_inputs():
-        rng = np.random.default_rng([seed, *port.name.encode()])
-        if port.type == "tensor(int32)":
-            feeds[port.name] = rng.integers(0, 50, port.shape).astype(np.int32)
-        else:
-            feeds[port.name] = rng.normal(size=port.shape).astype(np.float32)
-    names = [port.name for port in session.get_outputs()]
-    return dict(zip(names, session.run(None, feeds), strict=True))

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from buildlib.errors import ModelFileError
 from buildlib.graph.files import load_model
 from buildlib.graph.values import static_shape
 from buildlib.passes.mllm_contract import MllmContract
+from tests.buildlib.onnx_models import run_once
 from tests.buildlib.passes.decoders import SHAPE, Kind, make_decoder
 
 AR, CL, FREE, HALF = SHAPE.ar, SHAPE.cl, SHAPE.past, 4
@@ -54,22 +54,16 @@ def test_it_computes_the_same(positions: list[int], tmp_path: Path) -> None:
         for layer in range(kind.layers)
         for which, dims in (("key", (8, FREE)), ("value", (FREE, 8)))
     }
-    found = run(path, {**own, **caches, "position_ids": np.array(positions, np.int32)})
-    given = {f"{name}_in": np.swapaxes(values, 0, 1) for name, values in caches.items()}
+    actual = run_once(path, {**own, **caches, "position_ids": np.array(positions, np.int32)})
+    inputs = {f"{name}_in": np.swapaxes(values, 0, 1) for name, values in caches.items()}
     for name, table in zip(("cos", "sin"), ROTATIONS, strict=True):
-        given[f"position_ids_{name}"] = table[np.array(positions)][None, None]
-    expected = run(plain, {**own, **given})
-    np.testing.assert_array_equal(found.pop("logits")[0], expected.pop("logits"))
+        inputs[f"position_ids_{name}"] = table[np.array(positions)][None, None]
+    expected = run_once(plain, {**own, **inputs})
+    np.testing.assert_array_equal(actual.pop("logits")[0], expected.pop("logits"))
     for name, values in expected.items():
-        turned = found.pop(name.replace("past", "present").removesuffix("_out"))
-        np.testing.assert_array_equal(turned, np.swapaxes(values, 0, 1))
-    assert not found
-
-
-def run(path: Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    session = ort.InferenceSession(path)
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(None, inputs), strict=True))
+        mllms = actual.pop(name.replace("past", "present").removesuffix("_out"))
+        np.testing.assert_array_equal(mllms, np.swapaxes(values, 0, 1))
+    assert not actual
 
 
 def test_a_model_without_embedding_is_refused(tmp_path: Path) -> None:

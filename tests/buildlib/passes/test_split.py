@@ -1,39 +1,30 @@
 """Parts in sequence compute the same as the model, wherever it is cut."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 
 from buildlib.encodings.files import load_encodings
-from buildlib.errors import ModelFileError
-from buildlib.graph.files import load_model, save_model
+from buildlib.errors import InvalidOptionError, ModelFileError
+from buildlib.graph.files import load_model
 from buildlib.numerics.runners import read_ports
 from buildlib.passes.balance import SplitEnds, choose_splits
 from buildlib.passes.split import split_model, weights_by_segment
 from buildlib.quantize.qdq import apply_encodings
-from tests.buildlib.passes.decoders import Kind, make_decoder, run_once
+from tests.buildlib.onnx_models import Arrays, random_feeds, run_once
+from tests.buildlib.passes.decoders import Kind, make_decoder
 
 
-def run_chain(parts: list[Path], whole: Path) -> dict[str, npt.NDArray[np.float32]]:
-    """What the parts give for the inputs that `run_once` gives the whole."""
-    values: dict[str, npt.NDArray[np.float32]] = {}
-    inputs = {p.name: p for p in ort.InferenceSession(str(whole)).get_inputs()}
-    for name, port in inputs.items():
-        rng = np.random.default_rng([0, *name.encode()])
-        if port.type == "tensor(int32)":
-            values[name] = rng.integers(0, 50, port.shape).astype(np.int32)
-        else:
-            values[name] = rng.normal(size=port.shape).astype(np.float32)
+def assert_chain_equals(parts: list[Path], whole: Path) -> None:
+    """Check that parts, each fed by those before it, compute what the whole does."""
+    values: Arrays = random_feeds(whole)
     for part in parts:
-        session = ort.InferenceSession(str(part), providers=["CPUExecutionProvider"])
-        feeds = {port.name: values[port.name] for port in session.get_inputs()}
-        names = [port.name for port in session.get_outputs()]
-        values |= dict(zip(names, session.run(None, feeds), strict=True))
-    return {port.name: values[port.name] for port in ort.InferenceSession(str(whole)).get_outputs()}
+        values |= run_once(part, values)
+    for name, expected in run_once(whole).items():
+        np.testing.assert_array_equal(values[name], expected, err_msg=name)
 
 
 @pytest.mark.parametrize("head", [False, True])
@@ -50,9 +41,7 @@ def test_parts_are_the_model_bit_by_bit(
     assert [part.name for part in parts] == [
         f"ar4_cl12_{number}_of_{count}.onnx" for number in range(1, count + 1)
     ]
-    found, expected = run_chain(parts, model), run_once(model)
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    assert_chain_equals(parts, model)
     assert (tmp_path / "out" / "weights.bin").samefile(tmp_path / "in" / "weights.bin")
     if embedding:
         ports = read_ports(parts[0])
@@ -62,30 +51,38 @@ def test_parts_are_the_model_bit_by_bit(
         assert (list(ports.inputs), list(ports.outputs)) == (["layer_3_output"], ["logits"])
 
 
-def test_quantized_parts_with_ends_apart(tiny_export: Path, tmp_path: Path) -> None:
-    encodings = load_encodings(tiny_export / "model.encodings")
-    model = apply_encodings(tiny_export / "model.onnx", encodings, tmp_path / "model.onnx")
-    parts = split_model(model, 4, tmp_path / "out", split_embedding=True, split_lm_head=True)
+def test_quantized_parts_are_the_model_and_parts_that_are_quantized(
+    tiny_export: Path, tmp_path: Path
+) -> None:
+    source = tiny_export / "model.onnx"
+    encodings = load_encodings(source.with_suffix(".encodings"))
+    whole = apply_encodings(source, encodings, tmp_path / "whole.onnx")
+    parts = split_model(whole, 4, tmp_path / "out", split_embedding=True, split_lm_head=True)
     ports = [read_ports(part) for part in parts]
     assert list(ports[0].outputs) == list(ports[1].inputs)[:1]
     assert [next(iter(p.inputs)) for p in ports[2:]] == ["layer_0_output", "layer_1_output"]
     assert all(next(iter(p.outputs.values())).dtype == np.uint16 for p in ports)
+    assert_chain_equals(parts, whole)
+    later = [
+        apply_encodings(part, encodings, tmp_path / f"{part.stem}.qdq.onnx")
+        for part in split_model(source, 2, tmp_path)
+    ]
+    assert_chain_equals(later, whole)
 
 
 def test_encodings_go_with_their_tensors(tiny_export: Path, tmp_path: Path) -> None:
     parts = split_model(tiny_export / "model.onnx", 2, tmp_path)
     whole = load_encodings(tiny_export / "model.encodings").by_name()
-    found = [load_encodings(part.with_suffix(".encodings")).by_name() for part in parts]
-    assert found[0] | found[1] == whole
-    assert "layer_0_output" in found[0].keys() & found[1].keys()
-    assert "layer_1_scores" not in found[0]
+    one, two = (load_encodings(part.with_suffix(".encodings")).by_name() for part in parts)
+    assert one | two == whole
+    assert "layer_0_output" in one.keys() & two.keys()
+    assert "layer_1_scores" not in one
 
 
 def test_sizes_are_those_of_the_encodings(tiny_export: Path) -> None:
     weights = weights_by_segment(tiny_export / "model.onnx")
-    assert sum(weights.layers[0].values()) == pytest.approx(
-        40 * (72 + 24 * 2 + 72 + 3 * 72), rel=0.05
-    )
+    layer = 40 * (72 + 24 * 2 + 72 + 3 * 72)
+    assert sum(weights.layers[0].values()) == pytest.approx(layer, rel=0.05)
     assert weights.embedding["model.embed_tokens.weight"] == 300 * 40 * 2
     assert sum(weights.head.values()) == pytest.approx(300 * 40, rel=0.05)
     assert choose_splits(weights, 1 << 20) == 1
@@ -94,43 +91,45 @@ def test_sizes_are_those_of_the_encodings(tiny_export: Path) -> None:
 
 def test_parts_and_wrong_models_are_refused(tmp_path: Path) -> None:
     model = make_decoder(tmp_path / "in", Kind())
-    parts = split_model(model, 2, tmp_path / "in")
-    for part in parts:
+    for part in split_model(model, 2, tmp_path / "in"):
         with pytest.raises(ModelFileError, match="is missing"):
             split_model(part, 1, tmp_path / "out")
+    with pytest.raises(InvalidOptionError, match="3 parts cannot be made of 2 layers"):
+        split_model(model, 3, tmp_path / "out")
     embeds = make_decoder(tmp_path / "embeds", Kind(embeds=True))
     with pytest.raises(ModelFileError, match="no embedding to split off"):
         split_model(embeds, 3, tmp_path / "out", split_embedding=True)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cycle_is_an_error_of_one_line(tmp_path: Path) -> None:
-    loaded = load_model(make_decoder(tmp_path / "in", Kind()))
-    nodes = {str(node.name): node for node in loaded.graph}
+def cycle(nodes: dict[str, ir.Node]) -> None:
     nodes["layer_0_scores"].replace_input_with(0, nodes["layer_1_output"].outputs[0])
-    path = save_model(loaded, tmp_path / "in" / "cycle.onnx")
-    with pytest.raises(ModelFileError) as caught:
+
+
+def layers_that_share_caches(nodes: dict[str, ir.Node]) -> None:
+    nodes["layer_1_scores"].replace_input_with(1, nodes["layer_0_keys"].outputs[0])
+
+
+def value_made_twice(nodes: dict[str, ir.Node]) -> None:
+    nodes["layer_1_keys"].outputs[0].name = "layer_0_keys"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (cycle, "uses .* before it is made"),
+        (layers_that_share_caches, "no single value connects layer 0 and layer 1"),
+        (value_made_twice, "not a readable ONNX model"),
+    ],
+)
+def test_graphs_that_cannot_be_parted_are_refused(
+    change: Callable[[dict[str, ir.Node]], None], reason: str, tmp_path: Path
+) -> None:
+    model = load_model(make_decoder(tmp_path / "in", Kind()))
+    change({str(node.name): node for node in model.graph})
+    path = tmp_path / "in" / "changed.onnx"
+    path.write_bytes(ir.to_proto(model).SerializeToString())
+    with pytest.raises(ModelFileError, match=reason) as caught:
         split_model(path, 2, tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
-
-
-def test_layers_that_share_caches_cannot_be_parted(tmp_path: Path) -> None:
-    loaded = load_model(make_decoder(tmp_path / "in", Kind()))
-    nodes = {str(node.name): node for node in loaded.graph}
-    nodes["layer_1_scores"].replace_input_with(1, nodes["layer_0_keys"].outputs[0])
-    path = save_model(loaded, tmp_path / "in" / "shared.onnx")
-    with pytest.raises(ModelFileError, match="no single value connects layer 0 and layer 1"):
-        split_model(path, 2, tmp_path / "out")
-
-
-def test_a_value_made_twice_is_refused(tmp_path: Path) -> None:
-    loaded = load_model(make_decoder(tmp_path / "in", Kind()))
-    value = next(node for node in loaded.graph if node.name == "layer_1_keys").outputs[0]
-    value.name = "layer_0_keys"
-    proto = ir.to_proto(loaded)
-    path = tmp_path / "in" / "twice.onnx"
-    path.write_bytes(proto.SerializeToString())
-    with pytest.raises(ModelFileError) as caught:
-        split_model(path, 2, tmp_path / "out")
-    assert "\n" not in str(caught.value)
