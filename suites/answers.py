@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from harness.runtimes.base import GenerationResult
+from harness.runtimes.base import ConversationResult, GenerationResult
 from harness.runtimes.context_limit import ContextLimit
-from harness.workloads.dialog import Dialog, DialogResult
+from harness.workloads.dialog import Dialog
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session
 
@@ -21,7 +21,7 @@ def converse(session: Session, *turns: str, **fields: object) -> tuple[str, ...]
     return Generate.of(prompt=turns, **fields).run(session).output.answers
 
 
-def hold(session: Session, dialogs: Dialogs, max_tokens: int) -> DialogResult:
+def hold(session: Session, dialogs: Dialogs, max_tokens: int) -> ConversationResult:
     """Hold conversations in one process: turns, or `{"turns": ..., "lora": {NAME: STRENGTH}}`."""
     turns = tuple(dict(one) if isinstance(one, Mapping) else tuple(one) for one in dialogs)
     workload = Dialog.of(dialogs=turns, max_tokens=max_tokens)

@@ -30,7 +30,7 @@ from harness.pool.pool import trusted_users
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationResult
 from harness.runtimes.context_limit import ContextLimit
-from harness.runtimes.genie.model import GenieModel
+from harness.runtimes.genie.runtime import GenieModel
 from harness.runtimes.windows import cut_windows
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
@@ -95,11 +95,7 @@ class DemoProgress:
 
 @contextmanager
 def demo_lock() -> Iterator[None]:
-    """Keep a second demo of this user away: it would use, and stop, the same devices.
-
-    Raises:
-        WrongUseError: one is running.
-    """
+    """Keep a second demo of this user away: it would use, and stop, the same devices."""
     lock = FileLock(make_state_dir() / "demo.lock")
     try:
         lock.acquire(timeout=0)
@@ -147,10 +143,10 @@ def host_references(built: BuildResult, progress: DemoProgress) -> Mapping[str, 
     scored = [window.scored for window in windows]
     outputs = built.outputs
     floats = {shape.ar: [path] for shape, path in outputs.float_models.items()}
-    quantized = {shape.ar: paths for shape, paths in outputs.qdq_parts.items()}
+    parts = {shape.ar: paths for shape, paths in outputs.qdq_parts.items()}
     return {
         "perplexity_float": onnx_perplexity(floats, config, scored),
-        "perplexity_quantized_cpu": onnx_perplexity(quantized, config, scored),
+        "perplexity_quantized_cpu": onnx_perplexity(parts, config, scored),
     }
 
 
@@ -197,8 +193,8 @@ def measure(
         Session(device, GenieModel(container), options) as session,
     ):
         deployment = session.runtime.prepare()
-        pushed, reused = deployment.pushed_bytes / 2**20, deployment.reused_bytes / 2**20
-        progress.detail(f"pushed {pushed:.1f} MiB, {reused:.1f} MiB were there already")
+        new_mib, reused = deployment.pushed_bytes / 2**20, deployment.reused_bytes / 2**20
+        progress.detail(f"pushed {new_mib:.1f} MiB, {reused:.1f} MiB were there already")
         recording = Recording(lambda: store)
         BENCH.run(session, recording)
         result = score_text(
@@ -215,10 +211,10 @@ def measure(
 
 
 def print_leftovers(socs: Sequence[str]) -> None:
-    """Tell what stays."""
+    """Name the devices that stay."""
     names = " and ".join(map(_device_name, socs))
-    told = f"{names} are stopped; their files stay for the next demo (`qnnfarm device rm NAME`)"
-    remarks().print(told, markup=False, soft_wrap=True)
+    remark = f"{names} are stopped; their files stay for the next demo (`qnnfarm device rm NAME`)"
+    remarks().print(remark, markup=False, soft_wrap=True)
 
 
 def report(db: Path, out: Path) -> None:

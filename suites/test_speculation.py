@@ -11,7 +11,7 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from buildlib.speculative.agreement import SPECULATIVE
 from harness.pytest_plugin.measurements import MeasurementRecorder
-from harness.runtimes.genie.model import GenieModel
+from harness.runtimes.genie.runtime import GenieModel
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.session import Session
 from suites.answers import ask, limit_of
@@ -72,8 +72,8 @@ def test_speculation_changes_no_text(
     with Session(session.device, plain, properties=session.properties) as beside:
         for prompt in prompts:
             result = ask(session, prompt, max_tokens=_NEW_TOKENS)
-            expected = ask(beside, prompt, max_tokens=_NEW_TOKENS)
-            pairs.append(Answers(expected.text, result.text))
+            answer = ask(beside, prompt, max_tokens=_NEW_TOKENS)
+            pairs.append(Answers(answer.text, result.text))
             if _ACCEPTANCE in result.metrics:
                 rates.append(result.metrics[_ACCEPTANCE])
     over = f"{kind} over {len(pairs)} prompts"

@@ -52,7 +52,7 @@ from harness.results.records import (
 )
 from harness.results.store import ResultsStore
 from harness.runtimes.description import read_description
-from harness.runtimes.llama_cpp.model import LlamaCppDescription
+from harness.runtimes.llama_cpp.runtime import LlamaCppDescription
 from harness.virtual_device import manager
 from suites.models import tiny_llama
 from tests.command_line import qnnfarm

@@ -19,7 +19,7 @@ from pathlib import PureWindowsPath
 
 from harness.importing.records import ForeignRun, UnreadableError
 from harness.runtimes import geniex
-from harness.runtimes.genie.profile import REQUIRED, figures_of
+from harness.runtimes.genie.output import REQUIRED, figures_of
 from harness.runtimes.json_values import UNREADABLE, Entry, is_scalar, number, reason_of
 
 Reader = Callable[[str], Iterator[ForeignRun | UnreadableError]]

@@ -12,7 +12,7 @@ from harness.pipeline.host_model import HostModel
 from harness.pool.pool import Pool, host_devices
 from harness.pool.requirement import Requirement
 from harness.results.metrics import METRICS
-from harness.runtimes.genie.model import GenieModel
+from harness.runtimes.genie.runtime import GenieModel
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.chat import Chat
 from harness.workloads.generate import Generate
@@ -40,11 +40,11 @@ class GenerationAnswer:
     def print(self) -> None:
         """Print the text on stdout, and where and how fast it was generated on stderr."""
         print_text(self.text)
-        shown = [
+        figures = [
             f"{METRICS[key].label.lower()} {METRICS[key].show(value)}"
             for key, value in self.metrics.items()
         ]
-        print_remark(f"{self.where}{': ' if shown else ''}{', '.join(shown)}")
+        print_remark(f"{self.where}{': ' if figures else ''}{', '.join(figures)}")
         if self.emulator:
             print_remark(EMULATOR)
 
@@ -59,10 +59,6 @@ def leased_session(
         container: to run.
         device: as `DeviceSpec.parse` takes it; None is `$ANDROID_SERIAL`, or the only one.
         wait_s: how long to wait while others hold it.
-
-    Raises:
-        LeaseTimeoutError: others held it for longer, or it is out.
-        HarnessError: there is no such device, or it cannot be reached.
     """
     spec = DeviceSpec.parse(device) if isinstance(device, str) else device
     purpose = f"a pipeline of {container.metadata.model.name}"
@@ -98,5 +94,5 @@ def generate_on_host(model: HostModel, asked: Generate, model_dir: Path) -> Gene
         stop |= frozenset(() if turns.end_token is None else (turns.end_token,))
     else:
         ids = [model.config.bos_token_id, *encode(encoder, prompt)]
-    chosen = model.loop.greedy(ids, asked.max_tokens, stop)
-    return GenerationAnswer(encoder.decode(chosen), f"this host, the {model.kind} model")
+    tokens = model.loop.greedy(ids, asked.max_tokens, stop)
+    return GenerationAnswer(encoder.decode(tokens), f"this host, the {model.kind} model")

@@ -1,1 +1,1 @@
-"""Runtimes: what runs a container on a device."""
+"""Runtimes: programs that run a container on a device."""

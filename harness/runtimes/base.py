@@ -1,7 +1,11 @@
-"""Protocols of runtimes: what each is and what some can do, their requests and their results.
+"""Protocols of runtimes and of their capabilities, with requests and results.
 
-A runtime can do what it has the methods for: `issubclass(GenieRuntime, Scores)` tells before there
+The methods of a runtime are its capabilities: `issubclass(GenieRuntime, Scores)` tells before there
 is a device. A workload names the Protocols that it needs.
+
+Each method that runs something on a device raises `WrongUseError` for a request that the runtime
+cannot meet, `DeploymentCorruptError` for inputs that arrived as others, `RunnerError` for a program
+that crashed, hung or refused, and `RuntimeOutputError` for an output that cannot be right.
 """
 
 import math
@@ -43,7 +47,7 @@ class RuntimeOptions:
         telemetry_hz: samples a second while the device generates; None for no telemetry.
         shown: shows the deployment; None deploys silently.
         log_level: of the runtime's own log; None keeps its errors.
-        trace: whether each answer comes with a trace of what the runtime did when.
+        trace: whether each answer comes with a trace of the runtime.
         push: files of the user's, by their names in the run folder; they replace the runtime's.
     """
 
@@ -58,7 +62,7 @@ class RuntimeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """Special tokens of prompts whose token ids are whole, as chat templates write them.
+    """Special tokens of prompts with complete token ids, as chat templates write them.
 
     The runtime puts none before them.
 
@@ -79,7 +83,7 @@ class GenerationRequest:
         fill_token_ids: fill the context before the query of `token_ids`, and are no part of its
             figures; empty for an empty context.
         embeddings: a file, that of bos first: `.npy`, or raw rows as the runtime takes them.
-        framing: of whole `token_ids`; None where the runtime adds what it always does.
+        framing: of complete `token_ids`; None where the runtime adds its own special tokens.
     """
 
     max_new_tokens: int
@@ -91,8 +95,8 @@ class GenerationRequest:
     framing: Framing | None = None
 
     def __post_init__(self) -> None:
-        given = (self.prompt, self.token_ids, self.embeddings)
-        if sum(value is not None for value in given) != 1:
+        queries = (self.prompt, self.token_ids, self.embeddings)
+        if sum(value is not None for value in queries) != 1:
             raise ValueError("a request has either a prompt, token ids or embeddings")
         if self.fill_token_ids and self.token_ids is None:
             raise ValueError("only a request of token ids comes after others")
@@ -123,11 +127,11 @@ class GenerationResult:
 
     Attributes:
         metrics: by key of `harness.results.metrics`, in that metric's unit.
-        text: what was generated, without the prompt.
-        telemetry: what was sampled on the device meanwhile, if that was asked for.
+        text: the answer, without the prompt.
+        telemetry: samples of the device meanwhile, if asked for.
         profile: the runtime's own record of the query, as JSON; empty if it keeps none.
-        trace: what it did when, in the Trace Event Format, if that was asked for.
-        token_ids: what was generated, if token ids were asked.
+        trace: of the runtime, in the Trace Event Format, if asked for.
+        token_ids: of the answer to token ids.
         streams: the answers of a dialog that gives several to one query.
         clocked: metrics that come from the clock of the runner's token callback, because the
             profile lacks them.
@@ -179,7 +183,7 @@ class ConversationRequest:
         rewind: each turn after the first replaces what follows its common beginning with the turn
             before, instead of going on after it.
         save: folder on this host to keep the state in after the last turn.
-        restore: such a folder, whose conversation goes on.
+        restore: such a folder, to go on with its conversation.
         framing: see `GenerationRequest`; of turns of token ids.
     """
 
@@ -198,7 +202,7 @@ class ConversationResult:
 
     Attributes:
         answers: of each conversation, turn by turn.
-        metrics: of the last turn.
+        metrics: of the last turn; memory is that of the one process that held all.
         profile: the runtime's own record of all queries, as JSON.
         trace, speculation: see `GenerationResult`.
         early_end: of the last answer.
@@ -364,11 +368,11 @@ class Runtime(Protocol):
         ...
 
     def prepare(self) -> Deployment:
-        """Put on the device what the model needs; what is there already is not pushed again."""
+        """Put the model's files on the device; those that are there are not pushed again."""
         ...
 
     def versions(self) -> Mapping[str, str]:
-        """Return the identity of what runs on the device; deploy first if needed."""
+        """Return the versions of the libraries on the device; deploy first if needed."""
         ...
 
     def sha256_of(self, file: str) -> str | None:
@@ -376,7 +380,7 @@ class Runtime(Protocol):
         ...
 
     def read_log(self) -> str:
-        """Read the end of what the last process on the device logged; empty if there was none."""
+        """Read the end of the last process's log on the device; empty if there was none."""
         ...
 
     def clean(self) -> None:
@@ -488,11 +492,7 @@ _ABILITIES: Mapping[Capability, str] = MappingProxyType(
 
 
 def require(runtime: type[Runtime], needs: Iterable[Need]) -> None:
-    """Refuse a runtime that cannot do what is needed.
-
-    Raises:
-        WrongUseError: names the runtime, and what it cannot do.
-    """
+    """Refuse a runtime that lacks a capability."""
     for need in needs:
         if not issubclass(runtime, need):
             one_of = need if isinstance(need, tuple) else (need,)
@@ -522,16 +522,12 @@ class Model(Protocol):
 
     @property
     def toolchain(self) -> Mapping[str, str]:
-        """Versions of what made it, by name; `toolchain` is the name of the first of them."""
+        """Versions of the tools that made it, by name; `toolchain` is the name of the first."""
         ...
 
     @property
     def tokenizer(self) -> Path:
-        """Its `tokenizer.json`.
-
-        Raises:
-            WrongUseError: it has none.
-        """
+        """Its `tokenizer.json`."""
         ...
 
     def check_dialog(
@@ -548,7 +544,7 @@ class Model(Protocol):
             depth_tokens: in the context before the prompt.
 
         Raises:
-            WrongUseError: it does not do what a setting asks for.
+            WrongUseError: the runtime lacks a setting.
             PromptTooLongError: depth, prompt and answer do not fit into the context.
         """
         ...
@@ -579,9 +575,6 @@ class Model(Protocol):
 
         Args:
             device: only a run folder and the content store on it are touched.
-            properties: what the device said of itself.
-
-        Raises:
-            RuntimeChoiceError: it is not for this device.
+            properties: of the device.
         """
         ...

@@ -19,7 +19,6 @@ from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.deployed import DeployedRuntime
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import check_fit
-from harness.runtimes.genie.configuration import dialog_limit
 from harness.runtimes.tokenizer import load_tokenizer
 from harness.runtimes.windows import cut_windows
 
@@ -31,7 +30,7 @@ class ContainerRuntime(DeployedRuntime, Runtime):
     """Base of runtimes of containers.
 
     Args:
-        properties: what the device said of itself.
+        properties: of the device.
 
     Raises:
         RuntimeChoiceError: the container is not for this device.
@@ -41,7 +40,7 @@ class ContainerRuntime(DeployedRuntime, Runtime):
     @staticmethod
     @abstractmethod
     def bundle_of(container: GenAIContainer, abi: str) -> Bundle:
-        """Collect what a container needs on devices of an ABI."""
+        """Collect the files of a container for devices of an ABI."""
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class ContainerModel(ABC):
 
     @property
     def toolchain(self) -> Mapping[str, str]:
-        """Versions of what compiled it."""
+        """Versions of its compiler."""
         return self.container.metadata.toolchain
 
     @property
@@ -113,19 +112,15 @@ class ContainerModel(ABC):
     ) -> None:
         """See `Model.check_dialog`."""
         config = self.dialog_config(settings, depth_tokens)
-        limit = dialog_limit(ContextLimit.of(self.container), config)
+        limit = ContextLimit.of(self.container).for_dialog(config)
         limit.check(depth_tokens + prompt_tokens, new_tokens)
 
     @abstractmethod
     def dialog_config(self, settings: DialogSettings, depth_tokens: int) -> GenieConfig:
-        """Return the configuration of a dialog; refuse what its runtime cannot hold."""
+        """Return the configuration of a dialog; refuse one that its runtime cannot hold."""
 
     def bundle(self, abi: str) -> Bundle:
-        """Return what its runtime needs on devices of an ABI.
-
-        Raises:
-            GenieMissingError: this machine has no libraries for them.
-        """
+        """Return the files of its runtime for devices of an ABI."""
         return self.runtime.bundle_of(self.container, abi)
 
     def windows(
@@ -148,11 +143,7 @@ class ContainerModel(ABC):
 
 
 def container_of(model: Model) -> GenAIContainer:
-    """Return the container that a model is.
-
-    Raises:
-        WrongUseError: it is another kind of model.
-    """
+    """Return the container that a model is."""
     if not isinstance(model, ContainerModel):
         raise WrongUseError(f"{model.path} is no container, which this needs")
     return model.container

@@ -1,8 +1,9 @@
 """Context limit of a container: one rule for prompts, answers and perplexity windows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_config import GenieConfig
 from harness.errors import PromptTooLongError, WrongUseError
 
 _TOKENS = "input_ids"
@@ -40,12 +41,7 @@ class ContextLimit:
 
     @classmethod
     def of_draft(cls, container: GenAIContainer) -> "ContextLimit":
-        """Read the limit of a container's draft model from its binaries, which alone tell its AR.
-
-        Raises:
-            WrongUseError: the container has none, or one that predicts no text by itself.
-            InputFileError: a binary of it cannot be read.
-        """
+        """Read the limit of a container's draft model; its binaries alone tell its AR."""
         from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
         dialog = container.genie_config.dialog
@@ -55,18 +51,25 @@ class ContextLimit:
                 f"{container.path} holds no draft model: its dialog is of type {dialog.type}"
             )
         binary = container.files[draft.model.ctx_bins[0]]
-        found = [
+        sizes = [
             tensor.shape[-1]
             for graph in OrtQnnToolchain().inspect(binary).graphs
             for tensor in graph.inputs
             if tensor.name == _TOKENS
         ]
-        if dialog.type == "eaglet" or not found:
+        if dialog.type == "eaglet" or not sizes:
             raise WrongUseError(
                 f"the draft model of {container.path} predicts from the hidden states of its "
                 "target, so it has no perplexity of its own"
             )
-        return cls(container.metadata.graphs.context_length, max(found))
+        return cls(container.metadata.graphs.context_length, max(sizes))
+
+    def for_dialog(self, config: GenieConfig) -> "ContextLimit":
+        """Return the limit of a dialog; one with a sliding window outgrows the graphs."""
+        dialog = config.dialog
+        if dialog.target_engine.longcontext is None:
+            return replace(self, context_length=min(self.context_length, dialog.context.size))
+        return replace(self, context_length=dialog.context.size, slides=True)
 
     @property
     def past_tokens(self) -> int:
@@ -84,11 +87,7 @@ class ContextLimit:
         return prompt_tokens <= self.longest_prompt and total <= self.context_length
 
     def check(self, prompt_tokens: int, new_tokens: int) -> None:
-        """Refuse a prompt (bos included) and an answer that do not fit.
-
-        Raises:
-            PromptTooLongError: the prompt, or prompt and answer together, are too long.
-        """
+        """Refuse a prompt (bos included) and an answer that do not fit."""
         if not self.allows(prompt_tokens, new_tokens):
             raise PromptTooLongError(
                 prompt_tokens, new_tokens, self.longest_prompt, self.context_length

@@ -25,17 +25,17 @@ def _in_silence(_serial: str) -> AbstractContextManager[Progress]:
 
 
 class DeployedRuntime:
-    """Base of runtimes whose files are deployed into one run folder.
+    """Base of runtimes with one run folder on the device.
 
     Attributes:
         device: only the run folder and the content store on it are touched.
-        deployment: what lies on the device, once something does.
+        deployment: on the device; None before `prepare`.
         samples: of the newest command that was sampled.
 
-        bundle: what a run needs on it, with the files of the user's.
+        bundle: files of a run, the user's included.
 
     Args:
-        properties: what the device said of itself.
+        properties: of the device.
         container: the one in the bundle, if there is one.
     """
 
@@ -57,16 +57,12 @@ class DeployedRuntime:
         self._touched = False
 
     def prepare(self) -> Deployment:
-        """Put the files on the device, once; what is there already is not pushed again.
-
-        Raises:
-            RuntimeChoiceError: the device would refuse something of the bundle.
-        """
+        """Put the files on the device, once; those that are there are not pushed again."""
         if self.deployment is None:
             self._check()
             self._touched = True  # from here on, also when the deployment is interrupted
-            shown = self.options.shown or _in_silence
-            with shown(self.device.serial) as on_progress:
+            display = self.options.shown or _in_silence
+            with display(self.device.serial) as on_progress:
                 self.deployment = deploy(
                     self.device,
                     self.bundle.files,
@@ -77,7 +73,7 @@ class DeployedRuntime:
         return self.deployment
 
     def clean(self) -> None:
-        """End what of the run still lives on the device, and remove its folder.
+        """End the processes of the run on the device, and remove its folder.
 
         A device that is gone has nothing to clean: the content store is verified before its next
         use anyway.
@@ -100,7 +96,7 @@ class DeployedRuntime:
         }
 
     def read_log(self) -> str:
-        """Read the end of what the last process on the device logged; empty if there was none."""
+        """Read the end of the last process's log on the device; empty if there was none."""
         if self.deployment is None:
             return ""
         return RunFolder(self.device, self.deployment).read_log()

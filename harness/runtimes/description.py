@@ -28,7 +28,7 @@ from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.errors import HostFileError, PromptTooLongError, RuntimeChoiceError, WrongUseError
 from harness.results.records import ContainerInfo
-from harness.runtimes.base import ModelRole, RuntimeOptions, Window
+from harness.runtimes.base import Capability, ModelRole, RuntimeOptions, Window
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.sources import find_qnn
 from harness.runtimes.deployed import DeployedRuntime
@@ -121,13 +121,13 @@ class DescribedModel(ABC, Generic[_Description]):
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the model's contents, and of what the description says beside paths."""
+        """Hash of the model's contents, and of the description without its paths."""
         paths = sorted(model_files(self.model_path).items())
         digests = hash_files({path for _, path in paths})
-        said = self.description.model_dump_json(
+        options = self.description.model_dump_json(
             exclude={"model", "build", "tokenizer", "files", "name"}
         )
-        parts = [said, *(f"{name} {digests[path].sha256}" for name, path in paths)]
+        parts = [options, *(f"{name} {digests[path].sha256}" for name, path in paths)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
@@ -183,9 +183,9 @@ class DescribedModel(ABC, Generic[_Description]):
         if depth_tokens and not self.takes_depth:
             runtime = self.description.runtime
             raise WrongUseError(f"the runtime {runtime} has no depth: leave it out")
-        given, most = depth_tokens + prompt_tokens, self.context_length
-        if most is not None and given + new_tokens > most:
-            raise PromptTooLongError(given, new_tokens, most - 1, most)
+        tokens, most = depth_tokens + prompt_tokens, self.context_length
+        if most is not None and tokens + new_tokens > most:
+            raise PromptTooLongError(tokens, new_tokens, most - 1, most)
 
     @abstractmethod
     def check_settings(self, settings: DialogSettings) -> None:
@@ -215,10 +215,10 @@ class DescribedModel(ABC, Generic[_Description]):
 
     def bundle(self, device: DeviceProperties, files: Mapping[str, DeployFile]) -> Bundle:
         """Return files as a bundle for a device, with those that are described."""
-        said = self.description
+        description = self.description
         more = {
             name: DeployFile(self.resolve(path), executable=True, origin=str(self.path))
-            for name, path in said.files.items()
+            for name, path in description.files.items()
         }
         return Bundle(device.abi, soc_named(device.soc), {**files, **more})
 
@@ -232,8 +232,8 @@ class DescribedModel(ABC, Generic[_Description]):
     @property
     def environment(self) -> tuple[str, ...]:
         """Words before a program that give it the described variables."""
-        said = self.description.environment
-        return ("env", *(f"{key}={value}" for key, value in said.items())) if said else ()
+        variables = self.description.environment
+        return ("env", *(f"{key}={value}" for key, value in variables.items())) if variables else ()
 
     def windows(
         self, text: str, most: int | None = None, role: ModelRole = "target"
@@ -246,11 +246,16 @@ class DescribedModel(ABC, Generic[_Description]):
 class ProgramRuntime(DeployedRuntime):
     """Base of runtimes that run a described model by one program.
 
+    Attributes:
+        libraries: of its own, whose hashes are its versions.
+
     Args:
         bundle: holds the program, its libraries and the model.
         command: the program, with the options that all its processes share.
         model: that it runs; its tokenizer is on this host.
     """
+
+    libraries: ClassVar[tuple[str, ...]]
 
     def __init__(
         self,
@@ -265,9 +270,14 @@ class ProgramRuntime(DeployedRuntime):
         self._command = tuple(command)
         self._model = model
 
-    def versions_of(self, *libraries: str) -> dict[str, str]:
-        """Return the hashes of libraries, and of the user's files; deploy first if needed."""
-        hashes = {name.rpartition("/")[2]: self.sha256_of(name) for name in libraries}
+    def runner(self, capability: Capability) -> str:
+        """Name the program, which is the same for all."""
+        del capability
+        return next(word for word in self._command if word.startswith("./")).rpartition("/")[2]
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the hashes of its libraries, and of the user's files; deploy first if needed."""
+        hashes = {name.rpartition("/")[2]: self.sha256_of(name) for name in self.libraries}
         own = {name: f"sha256:{sha256[:16]}" for name, sha256 in hashes.items() if sha256}
         return own | self.pushed()
 
@@ -276,10 +286,10 @@ def model_files(path: Path) -> dict[str, Path]:
     """Return the files of a model, by their names beneath it; a file has its own name."""
     if path.is_file():
         return {path.name: path}
-    found = {str(each.relative_to(path)): each for each in path.rglob("*") if each.is_file()}
-    if not found:
+    files = {str(each.relative_to(path)): each for each in path.rglob("*") if each.is_file()}
+    if not files:
         raise HostFileError(str(path), "it is neither a file nor a folder with a model")
-    return found
+    return files
 
 
 def find_programs(

@@ -61,8 +61,8 @@ class DialogSettings(BaseModel):
     @property
     def is_greedy(self) -> bool:
         """True if the most probable token is chosen each time."""
-        given = (self.temp, self.top_k, self.top_p, self.seed)
-        return self.top_k == 1 or self.temp == 0 or all(value is None for value in given)
+        samplers = (self.temp, self.top_k, self.top_p, self.seed)
+        return self.top_k == 1 or self.temp == 0 or all(value is None for value in samplers)
 
     @property
     def is_reproducible(self) -> bool:
@@ -83,14 +83,14 @@ class DialogSettings(BaseModel):
 
     def record(self) -> dict[str, JsonScalar]:
         """Describe the settings in the store; runs of other settings are not compared."""
-        found: dict[str, JsonScalar] = {"greedy": True} if self.is_greedy else {**self.sampling}
+        record: dict[str, JsonScalar] = {"greedy": True} if self.is_greedy else {**self.sampling}
         if self.stop:
-            found["stop"] = json.dumps(list(self.stop), ensure_ascii=False)
+            record["stop"] = json.dumps(list(self.stop), ensure_ascii=False)
         for name, strength in (self.lora or {}).items():
-            found["lora"] = f"{name}={strength:g}"
+            record["lora"] = f"{name}={strength:g}"
         if self.genie_config is not None:
-            found["genie_config"] = Path(self.genie_config).name
-        return found
+            record["genie_config"] = Path(self.genie_config).name
+        return record
 
     def resolved(self, resolve: Callable[[str], Path]) -> "DialogSettings":
         """Return the settings alone, with the path of `genie_config` as `resolve` finds it."""

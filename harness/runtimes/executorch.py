@@ -19,7 +19,6 @@ from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
 from harness.runtimes.base import (
-    Capability,
     GenerationRequest,
     GenerationResult,
     RuntimeOptions,
@@ -94,15 +93,7 @@ class ExecuTorchRuntime(ProgramRuntime):
     """
 
     name: ClassVar[str] = "executorch"
-
-    def runner(self, capability: Capability) -> str:
-        """Name the program, which is the same for all."""
-        del capability
-        return PROGRAM
-
-    def versions(self) -> Mapping[str, str]:
-        """Return the hashes of its backend and of QNN; deploy first if needed."""
-        return self.versions_of("libqnn_executorch_backend.so", "libQnnHtp.so")
+    libraries: ClassVar[tuple[str, ...]] = ("libqnn_executorch_backend.so", "libQnnHtp.so")
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
         """Answer a prompt."""
@@ -123,8 +114,8 @@ class ExecuTorchRuntime(ProgramRuntime):
         timeout_s = self.options.runner_timeout_s
         with self.sampling() as samples:
             outcome = folder.run(command, name=PROGRAM, timeout_s=timeout_s, stdout=_OUTPUT)
-        printed = folder.read(_OUTPUT) + folder.read_log()
-        reports = [line.partition(OBSERVER)[2] for line in printed.splitlines() if OBSERVER in line]
+        log = folder.read(_OUTPUT) + folder.read_log()
+        reports = [line.partition(OBSERVER)[2] for line in log.splitlines() if OBSERVER in line]
         if len(reports) != 1:
             reason = f"{PROGRAM} reported {len(reports)} queries"
             raise RuntimeOutputError(self.device.serial, reason)
@@ -167,12 +158,7 @@ def runs(path: Path) -> bool:
 
 
 def open_model(path: Path) -> "ExecuTorchModel":
-    """Open a description.
-
-    Raises:
-        HostFileError: it, or a file that it names, cannot be read.
-        WrongUseError: it is no description for `qnn_llama_runner`.
-    """
+    """Open a description."""
     model = ExecuTorchModel(path, read_description(path, ExecuTorchDescription, RUNTIME.name))
     for file in (model.model_path, model.tokenizer):
         if not file.is_file():
@@ -188,7 +174,7 @@ class ExecuTorchModel(DescribedModel[ExecuTorchDescription]):
 
     @property
     def toolchain(self) -> Mapping[str, str]:
-        """Its exporter, whose version it does not tell."""
+        """Its exporter; the model does not tell the version."""
         return {"toolchain": "executorch"}
 
     def check_settings(self, settings: DialogSettings) -> None:
@@ -215,9 +201,9 @@ class ExecuTorchModel(DescribedModel[ExecuTorchDescription]):
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
     ) -> ExecuTorchRuntime:
         """See `Model.start`."""
-        said = self.description
+        description = self.description
         command = [*self.environment, f"./{PROGRAM}"]
-        command += ["--decoder_model_version", said.decoder_model_version]
-        command += ["--eval_mode", str(said.eval_mode), *said.arguments]
+        command += ["--decoder_model_version", description.decoder_model_version]
+        command += ["--eval_mode", str(description.eval_mode), *description.arguments]
         bundle = self.device_bundle(properties)
         return ExecuTorchRuntime(device, properties, bundle, options, command, self)

@@ -1,4 +1,4 @@
-"""Containers that are to run, and what they can run on."""
+"""Containers to run, and the devices that can run them."""
 
 from collections.abc import Mapping
 from importlib import resources
@@ -28,7 +28,7 @@ def check_limits(config: Configuration, path: str, target: Target) -> None:
     """Refuse a configuration that its target cannot run, though Genie's parser takes it.
 
     Args:
-        path: what errors call it.
+        path: for errors.
     """
     limits = find_limits(config, emulator=target.emulator)
     if limits:
@@ -41,12 +41,12 @@ def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
     check_limits(container.configuration, str(container.path), target)
     abis = (_EMULATOR_ABI,) if target.emulator else _HARDWARE_ABIS
     if device.abi not in abis:
-        built = f"the container is for {target}, which is {abis[0]}"
+        purpose = f"the container is for {target}, which is {abis[0]}"
         emulated = f"{device.soc or target.soc.name}:emulator"
         hint = emulated if device.abi == _EMULATOR_ABI else device.soc or "its SoC"
         raise RuntimeChoiceError(
             device.serial,
-            f"{built}, and the device is {device.abi or 'of no known ABI'}: build it for {hint}",
+            f"{purpose}, and the device is {device.abi or 'of no known ABI'}: build it for {hint}",
         )
     if device.hexagon is not None and device.hexagon != target.soc.dsp_arch:
         raise RuntimeChoiceError(

@@ -17,7 +17,7 @@ from harness.deploy.deployment import DeployFile
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
-from harness.runtimes.base import Capability, GenerationResult, RuntimeOptions, SpeedRequest
+from harness.runtimes.base import GenerationResult, RuntimeOptions, SpeedRequest
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.description import (
     DescribedModel,
@@ -69,15 +69,7 @@ class GeniexBenchRuntime(ProgramRuntime):
     """
 
     name: ClassVar[str] = "geniex-bench"
-
-    def runner(self, capability: Capability) -> str:
-        """Name the program, which is the same for all."""
-        del capability
-        return self.name
-
-    def versions(self) -> Mapping[str, str]:
-        """Return the hash of its library; deploy first if needed."""
-        return self.versions_of(f"{_LIBRARIES}/libgeniex.so")
+    libraries: ClassVar[tuple[str, ...]] = (f"{_LIBRARIES}/libgeniex.so",)
 
     def measure_speed(self, request: SpeedRequest) -> Iterator[GenerationResult]:
         """Yield the runs of one process, after a warm-up that it does not report.
@@ -132,12 +124,7 @@ def runs(path: Path) -> bool:
 
 
 def open_model(path: Path) -> "GeniexModel":
-    """Open a description.
-
-    Raises:
-        HostFileError: it, or the model that it names, cannot be read.
-        WrongUseError: it is no description for geniex-bench.
-    """
+    """Open a description."""
     model = GeniexModel(path, read_description(path, GeniexDescription, RUNTIME.name))
     model_files(model.model_path)
     return model
@@ -174,13 +161,17 @@ class GeniexModel(DescribedModel[GeniexDescription]):
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
     ) -> GeniexBenchRuntime:
         """See `Model.start`."""
-        said, name = self.description, self.model_path.name
+        description, name = self.description, self.model_path.name
         model = f"{_MODEL}/{name}" if self.model_path.is_file() else _MODEL
-        arguments = ["--plugin", said.plugin, "--device", said.device, "-m", model]
-        named = {"-c": said.context_length, "-t": said.threads, "-ngl": said.n_gpu_layers}
-        for flag, value in named.items():
+        arguments = ["--plugin", description.plugin, "--device", description.device, "-m", model]
+        flags = {
+            "-c": description.context_length,
+            "-t": description.threads,
+            "-ngl": description.n_gpu_layers,
+        }
+        for flag, value in flags.items():
             arguments += [] if value is None else [flag, str(value)]
         bundle = self.device_bundle(properties)
         command = ("env", *_ENVIRONMENT, *self.environment, f"./{_PROGRAM}")
-        words = (*command, *arguments, *said.arguments)
+        words = (*command, *arguments, *description.arguments)
         return GeniexBenchRuntime(device, properties, bundle, options, words, self)

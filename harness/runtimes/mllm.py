@@ -7,7 +7,7 @@ end of the context. Those of Qwen 2 and Llama take numbers of tokens, and measur
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
@@ -23,7 +23,6 @@ from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
 from harness.runtimes.base import (
-    Capability,
     EarlyEnd,
     GenerationRequest,
     GenerationResult,
@@ -99,14 +98,16 @@ def parse_answer(printed: bytes, clock: str) -> StreamedAnswer:
     moments = [(float(time), int(size)) for time, size in map(str.split, clock.splitlines())]
 
     def reached(size: int) -> float:
-        return next(time for time, written in moments if written >= size)
+        return next(time for time, total in moments if total >= size)
 
     try:
-        asked, first, last = reached(start), reached(begin + 1), reached(begin + len(answer))
+        request_s, first, last = reached(start), reached(begin + 1), reached(begin + len(answer))
     except StopIteration:
         raise ValueError("its answer is empty, or its clock ends early") from None
     text = answer.decode(errors="replace")
-    return StreamedAnswer(text, int(log[1]), asked - moments[0][0], first - asked, last - first)
+    return StreamedAnswer(
+        text, int(log[1]), request_s - moments[0][0], first - request_s, last - first
+    )
 
 
 def parse_summary(printed: str) -> dict[str, float]:
@@ -142,15 +143,7 @@ class MllmRuntime(ProgramRuntime):
     """
 
     name: ClassVar[str] = "mllm"
-
-    def runner(self, capability: Capability) -> str:
-        """Name the program, which is the same for all."""
-        del capability
-        return next(word for word in self._command if word.startswith("./")).removeprefix("./")
-
-    def versions(self) -> Mapping[str, str]:
-        """Return the hashes of mllm's runtime and of QNN; deploy first if needed."""
-        return self.versions_of("libMllmRT.so", "libMllmQNNBackend.so", "libQnnHtp.so")
+    libraries: ClassVar[tuple[str, ...]] = ("libMllmRT.so", "libMllmQNNBackend.so", "libQnnHtp.so")
 
 
 class MllmDialog(MllmRuntime):
@@ -171,30 +164,30 @@ class MllmDialog(MllmRuntime):
         timeout_s = self.options.runner_timeout_s
         with self.sampling() as samples:
             outcome = folder.run(command, name=self.runner(type(self)), timeout_s=timeout_s)
-        printed = folder.pull(_OUTPUT)
+        output = folder.pull(_OUTPUT)
         try:
-            answer = parse_answer(printed, folder.read(_CLOCK))
+            answer = parse_answer(output, folder.read(_CLOCK))
         except ValueError as error:
             raise RuntimeOutputError(self.device.serial, f"of the runner: {error}") from error
-        made, asked = len(encode(tokenizer, answer.text)), request.max_new_tokens
+        count, most = len(encode(tokenizer, answer.text)), request.max_new_tokens
         text, end = answer.text, next((e for e in _ENDS if answer.text.endswith(e)), None)
         metrics = {
             "init_s": answer.init_s,
             "prompt_tokens": float(answer.prompt_tokens),
-            "generated_tokens": float(made),
+            "generated_tokens": float(count),
         }
         if answer.ttft_s > 0:
             metrics["ttft_s"] = answer.ttft_s
             metrics["prefill_tokens_per_s"] = answer.prompt_tokens / answer.ttft_s
         if answer.decode_s > 0:
-            metrics["decode_tokens_per_s"] = (made - 1) / answer.decode_s
+            metrics["decode_tokens_per_s"] = (count - 1) / answer.decode_s
         reason = "an end-of-sequence token" if end else "the context ended"
         return GenerationResult(
             text.removesuffix(end) if end else text,
             metrics | outcome.memory,
             samples.series,
             clocked=frozenset(metrics) - {"prompt_tokens", "generated_tokens"},
-            early_end=EarlyEnd(made, asked, reason) if made < asked else None,
+            early_end=EarlyEnd(count, most, reason) if count < most else None,
         )
 
     def added_tokens(self, settings: DialogSettings, *, after_fill: bool = False) -> int:
@@ -218,9 +211,9 @@ class MllmSpeed(MllmRuntime):
                     timeout_s=self.options.runner_timeout_s,
                     stdout=_OUTPUT,
                 )
-            printed = folder.read(_OUTPUT)
+            output = folder.read(_OUTPUT)
             try:
-                metrics = parse_summary(printed)
+                metrics = parse_summary(output)
             except ValueError as error:
                 raise RuntimeOutputError(self.device.serial, str(error)) from error
             if number >= (request.warmup or 0):
@@ -259,18 +252,12 @@ def runs(path: Path) -> bool:
 
 
 def open_model(path: Path) -> "MllmModel":
-    """Open a description.
-
-    Raises:
-        HostFileError: it, or a file that it names, cannot be read.
-        InputFileError: the configuration is not one of mllm's; or the context is none.
-        WrongUseError: it is no description for mllm, or of a context that its runners cannot run.
-    """
+    """Open a description."""
     return described_model(path, read_description(path, MllmDescription, RUNTIME.name))
 
 
 def described_model(path: Path, description: MllmDescription) -> "MllmModel":
-    """Open what a description names; see `open_model`."""
+    """Open the model of a description; see `open_model`."""
     model = MllmModel(path, description)
     for file in (model.model_path, model.tokenizer, model.resolve(description.config)):
         if not file.is_file():
@@ -282,12 +269,7 @@ def described_model(path: Path, description: MllmDescription) -> "MllmModel":
 
 
 def check_binary(path: Path, ar_len: int) -> None:
-    """Refuse a context that mllm's runners would read past, or not find their graphs in.
-
-    Raises:
-        WrongUseError: says what they need.
-        InputFileError: it is no context binary.
-    """
+    """Refuse a context that mllm's runners would read past, or not find their graphs in."""
     graphs = OrtQnnToolchain().inspect(path).graphs
     fault = find_fault(graphs, ar_len)
     if fault is not None:
@@ -332,7 +314,7 @@ class MllmModel(DescribedModel[MllmDescription]):
 
     def device_bundle(self, device: DeviceProperties) -> Bundle:
         """Return the files of the document's list that a device needs."""
-        said, build = self.description, self.build_for(device)
+        description, build = self.description, self.build_for(device)
         programs = find_programs((self.program,), [build], "mllm")
         if not programs:
             raise HostFileError(str(build), f"it has no {self.program}: name mllm's build")
@@ -341,12 +323,12 @@ class MllmModel(DescribedModel[MllmDescription]):
             **programs,
             _MODEL: DeployFile(self.model_path, origin="context"),
             _TOKENIZER: DeployFile(self.tokenizer, origin="model"),
-            _CONFIG: DeployFile(self.resolve(said.config), origin="model"),
+            _CONFIG: DeployFile(self.resolve(description.config), origin="model"),
         }
-        if said.op_packages is not None:
+        if description.op_packages is not None:
             arch = find_soc(device.soc).dsp_arch
             for name, place in _OP_PACKAGES.items():
-                path = self.resolve(said.op_packages) / place.format(arch)
+                path = self.resolve(description.op_packages) / place.format(arch)
                 if not path.is_file():
                     raise HostFileError(str(path), "there is no such op package")
                 own[name] = DeployFile(path, origin="mllm's op package")
@@ -356,8 +338,8 @@ class MllmModel(DescribedModel[MllmDescription]):
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
     ) -> MllmRuntime:
         """See `Model.start`."""
-        said = self.description
+        description = self.description
         command = [*self.environment, f"./{self.program}", "-m", _MODEL, "-t", _TOKENIZER]
-        command += ["-c", _CONFIG, "--ar_len", str(said.ar_len), *said.arguments]
+        command += ["-c", _CONFIG, "--ar_len", str(description.ar_len), *description.arguments]
         bundle = self.device_bundle(properties)
         return self.runtime(device, properties, bundle, options, command, self)

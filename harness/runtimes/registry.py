@@ -19,9 +19,9 @@ GROUP = "qnnfarm.runtimes"
 DEFAULT_RUNTIME = "genie"
 _MODULES: Mapping[str, str] = MappingProxyType(
     {
-        "genie": "harness.runtimes.genie.model",
-        "graph": "harness.runtimes.graph.model",
-        "llama.cpp": "harness.runtimes.llama_cpp.model",
+        "genie": "harness.runtimes.genie.runtime",
+        "graph": "harness.runtimes.graph.runtime",
+        "llama.cpp": "harness.runtimes.llama_cpp.runtime",
         "geniex-bench": "harness.runtimes.geniex",
         "executorch": "harness.runtimes.executorch",
         "mllm": "harness.runtimes.mllm",
@@ -33,7 +33,7 @@ class RuntimeModule(Protocol):
     """A module of a runtime.
 
     Attributes:
-        RUNTIME: what it can do is known from it before a model is opened.
+        RUNTIME: tells its capabilities before a model is opened.
     """
 
     RUNTIME: type[Runtime]
@@ -67,11 +67,7 @@ def check_runtime(name: str) -> str:
 
 @cache
 def find_runtime(name: str) -> RuntimeModule:
-    """Import the module of a runtime.
-
-    Raises:
-        WrongUseError: no runtime has that name.
-    """
+    """Import the module of a runtime."""
     if name in _MODULES:
         return cast("RuntimeModule", importlib.import_module(_MODULES[name]))
     for entry in importlib.metadata.entry_points(group=GROUP, name=name):

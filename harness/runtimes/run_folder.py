@@ -28,12 +28,12 @@ class RunOutcome:
     """End of a command on the device.
 
     Attributes:
-        signal: what killed it, 0 for none.
+        signal: that killed it, 0 for none.
         reason: `exited`, `timeout`, `log-too-big`, `log-gone`, or the signal that interrupted
             `run.sh`.
         peak_rss_bytes: highest resident set of its largest process, as the kernel saw it; None
             where it was looked at too seldom to know.
-        peak_anonymous_bytes: of the process that had most, what belongs to it alone.
+        peak_anonymous_bytes: of the process that had most, memory of its own.
         peak_file_bytes: of the process that had most, pages of mapped files and shared memory.
         leftover: processes of the run that not even SIGKILL ended.
     """
@@ -118,7 +118,7 @@ class RunFolder:
         contents = {
             name: data.encode() if isinstance(data, str) else data for name, data in inputs.items()
         }
-        sent = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
         with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
             items = [
                 PushItem(Path(folder) / str(number), f"{run_dir}/{name}")
@@ -127,8 +127,8 @@ class RunFolder:
             for item, data in zip(items, contents.values(), strict=True):
                 item.local.write_bytes(data)
             device.push_many(items, timeout_s=_SEND_TIMEOUT_S)
-        arrived = hashes_on(device, run_dir, sent, timeout_s=_SEND_TIMEOUT_S)
-        for name, sha256 in sent.items():
+        arrived = hashes_on(device, run_dir, digests, timeout_s=_SEND_TIMEOUT_S)
+        for name, sha256 in digests.items():
             if arrived.get(name) != sha256:
                 raise DeploymentCorruptError(device.serial, name, sha256, arrived.get(name, ""))
 
@@ -140,7 +140,7 @@ class RunFolder:
         Args:
             name: of the command in errors.
             timeout_s: for the command itself.
-            stdout: a file in the folder for what it prints; None: that goes into the log.
+            stdout: a file in the folder for its output; None writes that into the log.
         """
         device, run_dir = self.device, self.deployment.run_dir
         script = ["sh", f"{self.deployment.scripts_dir}/run.sh"]
@@ -160,18 +160,18 @@ class RunFolder:
         return outcome
 
     def _library_errors(self, stdout: str | None) -> str:
-        """Return what the library printed instead of an answer, marked as errors in the log are."""
+        """Return the library's output in place of an answer, marked as errors in the log are."""
         if stdout is None:
             return ""
         command = ["tail", "-c", str(_LOG_TAIL), f"{self.deployment.run_dir}/{stdout}"]
-        printed = self.device.shell(command, check=False).stdout
-        _, begun, said = printed.rpartition("\n[BEGIN]: ")
-        if not begun or "[END]" in said:
+        output = self.device.shell(command, check=False).stdout
+        _, mark, answer = output.rpartition("\n[BEGIN]: ")
+        if not mark or "[END]" in answer:
             return ""
-        return "".join(f"[ERROR] {line}\n" for line in said.splitlines()[-2:] if line.strip())
+        return "".join(f"[ERROR] {line}\n" for line in answer.splitlines()[-2:] if line.strip())
 
     def read_log(self, most: int = _LARGEST_LOG) -> str:
-        """Read the end of what the last command logged; empty if there is no log."""
+        """Read the end of the last command's log; empty if there is none."""
         command = ["tail", "-c", str(most), f"{self.deployment.run_dir}/run.log"]
         return self.device.shell(command, check=False).stdout
 
@@ -183,7 +183,7 @@ class RunFolder:
             return local.read_bytes()
 
     def read(self, name: str) -> str:
-        """Read a file of the folder, of bounded size; what is not UTF-8 is replaced."""
+        """Read a file of the folder, of bounded size; invalid UTF-8 is replaced."""
         size = _LARGEST_OUTPUT + 1
         command = ["head", "-c", str(size), f"{self.deployment.run_dir}/{name}"]
         result = self.device.shell(command, check=False, max_output=size)

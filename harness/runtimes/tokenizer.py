@@ -10,11 +10,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
-    """Read a `tokenizer.json`.
-
-    Raises:
-        WrongUseError: it is missing, or not what `tokenizers` reads.
-    """
+    """Read a `tokenizer.json`."""
     from tokenizers import Tokenizer
 
     try:

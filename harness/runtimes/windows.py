@@ -13,7 +13,7 @@ _SLACK = 8
 def cut_windows(
     text: str, tokenizer: Path, limit: ContextLimit, most: int | None = None
 ) -> list[Window]:
-    """Cut a text; what fills no window at its end is left out.
+    """Cut a text; an end that fills no window is left out.
 
     Args:
         most: at most that many windows, from the start of the text.

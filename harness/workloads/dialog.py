@@ -1,7 +1,6 @@
 """The `dialog` workload: conversations of several turns, by the `genie-app` runner."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,6 +9,7 @@ from harness.results.records import WorkloadRecord
 from harness.runtimes.base import (
     Conversation,
     ConversationRequest,
+    ConversationResult,
     Converses,
     Framing,
     Model,
@@ -31,20 +31,6 @@ from harness.workloads.generate import SHORTEST_PROMPT
 from harness.workloads.session import Session
 
 Turns = Annotated[tuple[NonEmpty, ...], Field(min_length=1, strict=False)]
-
-
-@dataclass(frozen=True, slots=True)
-class DialogResult:
-    """Answers of conversations.
-
-    Attributes:
-        answers: of each dialog, turn by turn.
-        metrics: of the last turn, and peaks of the one process that held them all, as far as they
-            are known.
-    """
-
-    answers: tuple[tuple[str, ...], ...]
-    metrics: Mapping[str, float]
 
 
 class AdaptedTurns(BaseModel):
@@ -94,14 +80,8 @@ class Dialog(DialogWorkload, ChatFields):
 
     def run(
         self, session: Session, recording: Recording = UNRECORDED
-    ) -> WorkloadResult[DialogResult]:
-        """Hold the conversations.
-
-        Raises:
-            DeploymentCorruptError: a turn arrived as another.
-            RunnerError: Genie refused, crashed or hung.
-            RuntimeOutputError: an answer is missing.
-        """
+    ) -> WorkloadResult[ConversationResult]:
+        """Hold the conversations."""
         runtime = session.require(Converses)
         chat = Chat.of(session.model.path) if self.chat else None
         record = WorkloadRecord(
@@ -137,6 +117,4 @@ class Dialog(DialogWorkload, ChatFields):
                 recorder.profiles.append(result.profile)
                 recorder.traces.append(result.trace)
         run = recording.stored_run(recorder)
-        values = result.metrics
-        output = DialogResult(result.answers, values)
-        return WorkloadResult(output, values, summarize(values, last), run)
+        return WorkloadResult(result, result.metrics, summarize(result.metrics, last), run)

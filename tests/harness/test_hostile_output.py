@@ -43,9 +43,8 @@ from harness.errors.codes import find_codes
 from harness.pool import fence
 from harness.pool.fence import HigherTokenError, OtherLedgerError
 from harness.runtimes.base import Window
-from harness.runtimes.genie.perplexity import parse_perplexity
-from harness.runtimes.genie.profile import parse_profile
-from harness.runtimes.genie.runtime import GenieRuntime, generated_text
+from harness.runtimes.genie.output import generated_text, parse_perplexity, parse_profile
+from harness.runtimes.genie.runtime import GenieRuntime
 from harness.runtimes.run_folder import parse_run_line
 from harness.telemetry.conditions import parse_records
 from harness.telemetry.protocol import parse_recording

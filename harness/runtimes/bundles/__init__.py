@@ -1,1 +1,1 @@
-"""Bundles: what a runtime needs on a device, where it comes from, and whether it fits."""
+"""Bundles: the files of a runtime for a device, their sources, and checks of them."""

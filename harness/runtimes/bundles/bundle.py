@@ -55,11 +55,7 @@ class Bundle:
         return replace(self, files={**self.files, **files})
 
     def records(self) -> tuple[BundleRecord, ...]:
-        """Hash all files, which is remembered until they change.
-
-        Raises:
-            HostFileError: a file is missing or unreadable, or changed meanwhile.
-        """
+        """Hash all files, which is remembered until they change."""
         digests = hash_files({file.path for file in self.files.values()})
         return tuple(
             BundleRecord(name, str(file.path), file.origin, digest.size, digest.sha256)
@@ -73,12 +69,9 @@ def pushed_files(texts: Iterable[str], folder: Path = Path()) -> dict[str, Deplo
 
     Args:
         texts: the whole text is the file if there is one of that name.
-        folder: what relative paths are relative to.
-
-    Raises:
-        WrongUseError: no such file, a name that no run folder can hold, or one for two files.
+        folder: base of relative paths.
     """
-    found: dict[str, DeployFile] = {}
+    files: dict[str, DeployFile] = {}
     for text in texts:
         path, name = folder / user_path(text), ""
         if not path.is_file() and ":" in text:
@@ -87,9 +80,9 @@ def pushed_files(texts: Iterable[str], folder: Path = Path()) -> dict[str, Deplo
         if not path.is_file():
             raise WrongUseError(f"--push {text}: there is no file {path}")
         name = name or path.name
-        if not can_be_named(name) or name in found:
-            reason = "is given twice" if name in found else "cannot be a file's name there"
+        if not can_be_named(name) or name in files:
+            reason = "is given twice" if name in files else "cannot be a file's name there"
             raise WrongUseError(f"--push {text}: {name!r} {reason}")
         path = path.absolute()
-        found[name] = DeployFile(path, executable=os.access(path, os.X_OK), origin="--push")
-    return found
+        files[name] = DeployFile(path, executable=os.access(path, os.X_OK), origin="--push")
+    return files

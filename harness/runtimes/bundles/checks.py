@@ -71,7 +71,7 @@ def check_bundle(
 
 
 def libraries_on(device: Device) -> Present:
-    """Return what looks for libraries in the folders where a device's loader does."""
+    """Return a search for libraries in the folders of a device's loader."""
 
     def present(names: Collection[str]) -> Collection[str]:
         command = ["sh", "-c", _LISTING, "sh", *sorted(names)]
@@ -87,13 +87,13 @@ def find_faults(
     present: Present | None = None,
     binaries: Mapping[str, BinaryInfo] = MappingProxyType({}),
 ) -> tuple[str, ...]:
-    """Return what is wrong with a bundle, in one line each.
+    """Return the faults of a bundle, in one line each.
 
     Args:
         device: None if there is none yet; API level and size of pages are not checked then.
         container: the one in the bundle.
         present: asked for libraries that are neither in the bundle nor on every device.
-        binaries: what context binaries of the bundle say of themselves.
+        binaries: properties of the bundle's context binaries.
     """
     faults: list[str] = []
     sound: dict[str, ElfInfo] = {}
@@ -124,13 +124,13 @@ def _wrong_kind(name: str, info: ElfInfo, bundle: Bundle) -> str | None:
     if info.machine != machine:
         return f"{name} is for {info}, and must be for {machine}: take the one for {bundle.abi}"
     if info.hexagon is not None:
-        named = _VERSION_IN_NAME.search(name)
+        version = _VERSION_IN_NAME.search(name)
         soc = bundle.soc
-        wanted = f"v{named[1]}" if named else soc.dsp_arch if soc else None
-        if wanted in (None, info.hexagon):
+        arch = f"v{version[1]}" if version else soc.dsp_arch if soc else None
+        if arch in (None, info.hexagon):
             return None
-        whose = "its name says" if named or soc is None else f"{soc.name} has"
-        return f"{name} is for {info}, and {whose} {wanted}: take the one for hexagon-{wanted}"
+        whose = "its name says" if version or soc is None else f"{soc.name} has"
+        return f"{name} is for {info}, and {whose} {arch}: take the one for hexagon-{arch}"
     glibc, android = "libc.so.6" in info.needed, info.android_api is not None
     if glibc if bundle.abi == ANDROID else android:
         system = "Linux with glibc" if glibc else "Android"
@@ -157,16 +157,15 @@ def _unmet_needs(
 ) -> Iterator[str]:
     """Return which libraries are needed and nowhere."""
     system = _ANDROID_LIBRARIES if bundle.abi == ANDROID else _LINUX_LIBRARIES
-    pushed = {Path(name).name for name in bundle.files}
+    names = {Path(name).name for name in bundle.files}
     unmet = [
         (name, needed)
         for name in _loaded(infos, bundle)
         for needed in infos[name].needed
-        if needed not in pushed
-        and needed not in (_DSP_LIBRARIES if infos[name].hexagon else system)
+        if needed not in names and needed not in (_DSP_LIBRARIES if infos[name].hexagon else system)
     ]
-    asked = {needed for name, needed in unmet if not infos[name].hexagon}
-    there = present(asked) if present and asked else ()
+    candidates = {needed for name, needed in unmet if not infos[name].hexagon}
+    there = present(candidates) if present and candidates else ()
     for name, needed in unmet:
         if needed not in there:
             yield (
@@ -184,13 +183,13 @@ def _loaded(infos: Mapping[str, ElfInfo], bundle: Bundle) -> list[str]:
     names = {Path(name).name: name for name in infos}
     programs = [name for name in infos if bundle.files[name].executable]
     unread = [*programs, *filter(_ALWAYS_LOADED.search, infos)] if programs else list(infos)
-    loaded: dict[str, None] = {}
+    order: dict[str, None] = {}
     while unread:
         name = unread.pop()
-        if name not in loaded:
-            loaded[name] = None
+        if name not in order:
+            order[name] = None
             unread += [names[needed] for needed in infos[name].needed if needed in names]
-    return list(loaded)
+    return list(order)
 
 
 def _versions(
@@ -205,10 +204,10 @@ def _versions(
                 f"{name} is of QNN {_dotted(build)}, and libQnnHtp.so of {_dotted(qnn)}: take both "
                 "from one SDK"
             )
-    made = {name: info.build_id for name, info in binaries.items()}
+    makers = {name: info.build_id for name, info in binaries.items()}
     if container is not None:
-        made["the container"] = container.metadata.toolchain.get("qnn_build", "")
-    for name, text in made.items():
+        makers["the container"] = container.metadata.toolchain.get("qnn_build", "")
+    for name, text in makers.items():
         match = _BUILD_TEXT.match(text)
         if qnn and match and (maker := tuple(map(int, match.groups()))) > qnn:
             yield (

@@ -31,8 +31,8 @@ def fetch_once(folder: Path, fetch: Callable[[Path, Path], None]) -> bool:
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         if folder.is_dir():
             return False
-        with atomic_folder(folder) as made, scratch_folder(folder) as downloads:
-            fetch(downloads, made)
+        with atomic_folder(folder) as target, scratch_folder(folder) as downloads:
+            fetch(downloads, target)
     return True
 
 
@@ -51,20 +51,20 @@ def fetch_wheel(
 
 
 def _download(version: str, folder: Path, pip: Sequence[str]) -> Path:
-    wanted = f"{DISTRIBUTION}=={version}"
+    requirement = f"{DISTRIBUTION}=={version}"
     command = [*pip, "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-    command += ["--only-binary=:all:", "--platform", _PLATFORM, "--dest", str(folder), wanted]
+    command += ["--only-binary=:all:", "--platform", _PLATFORM, "--dest", str(folder), requirement]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise LibrariesFetchError(wanted, str(error)) from error
-    found = sorted(folder.glob("*.whl"))
-    if done.returncode != 0 or len(found) != 1:
-        lines = [line for line in done.stderr.splitlines() if not line.startswith("WARNING")]
-        raise LibrariesFetchError(wanted, lines[-1] if lines else "pip says nothing of why")
-    return found[0]
+        raise LibrariesFetchError(requirement, str(error)) from error
+    wheels = sorted(folder.glob("*.whl"))
+    if process.returncode != 0 or len(wheels) != 1:
+        lines = [line for line in process.stderr.splitlines() if not line.startswith("WARNING")]
+        raise LibrariesFetchError(requirement, lines[-1] if lines else "pip says nothing of why")
+    return wheels[0]
 
 
 def _unpack(archive: Path, folder: Path) -> None:

@@ -44,11 +44,7 @@ class Artifact:
 
     @classmethod
     def parse(cls, text: str) -> "Artifact":
-        """Read `GROUP:NAME:VERSION`.
-
-        Raises:
-            WrongUseError: it has another form.
-        """
+        """Read `GROUP:NAME:VERSION`."""
         words = text.split(":")
         if len(words) != 3 or not all(map(_WORD.fullmatch, words)) or ".." in text:
             example = "as com.qualcomm.qti:qnn-runtime:2.40.0"
@@ -102,7 +98,7 @@ def _download(artifact: Artifact, repository: str, archive: Path) -> str:
 
 
 def _get(url: str, path: Path, artifact: Artifact, most: int) -> bool:
-    """Write what a URL has into a file; False if there is no such thing."""
+    """Download a URL into a file; False if there is no such thing."""
     until = time.monotonic() + _WHOLE_S
     size = 0
     try:
@@ -113,15 +109,15 @@ def _get(url: str, path: Path, artifact: Artifact, most: int) -> bool:
                     reason = f"{url} is larger than {most} bytes, or takes over {_WHOLE_S:g} s"
                     raise LibrariesFetchError(str(artifact), reason)
                 file.write(chunk)
-            expected = response.headers.get("Content-Length", str(size))
+            length = response.headers.get("Content-Length", str(size))
     except HTTPError as error:
         if error.code == 404:
             return False
         raise LibrariesFetchError(str(artifact), f"{url}: {error}") from error
     except (OSError, HTTPException) as error:  # URLError is an OSError
         raise LibrariesFetchError(str(artifact), f"{url}: {error}") from error
-    if expected != str(size):
-        raise LibrariesFetchError(str(artifact), f"{url} ended after {size} of {expected} bytes")
+    if length != str(size):
+        raise LibrariesFetchError(str(artifact), f"{url} ended after {size} of {length} bytes")
     return True
 
 

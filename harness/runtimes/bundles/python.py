@@ -29,13 +29,10 @@ def find_python(abi: str, environment: Mapping[str, str] = os.environ) -> dict[s
 
     Returns:
         None of them where `QNNFARM_PYTHON` is not set, or has no folder for the ABI.
-
-    Raises:
-        WrongUseError: the folder is no prefix, or one of far more files than a Python has.
     """
-    named = environment.get(VARIABLE, "")
-    folder = Path(named).expanduser() / abi
-    if not named or not folder.is_dir():
+    prefixes = environment.get(VARIABLE, "")
+    folder = Path(prefixes).expanduser() / abi
+    if not prefixes or not folder.is_dir():
         return {}
     if not (folder / _PROGRAM).is_file():
         raise WrongUseError(f"{VARIABLE}: {folder} has no {_PROGRAM}: name a Python's prefix")

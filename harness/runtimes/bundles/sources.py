@@ -62,9 +62,9 @@ class LibrarySource:
     """Folders with libraries for devices of one ABI.
 
     Attributes:
-        origin: what it is called, with its version.
+        origin: its name, with its version.
         folders: searched in their order; the libraries of every Hexagon architecture may be there.
-        advice: what to do where it lacks something.
+        advice: for users where it lacks something.
         programs: folders with the SDK's runners; none where devices have Python.
     """
 
@@ -74,31 +74,31 @@ class LibrarySource:
     programs: tuple[Path, ...] = ()
 
     def find(self, abi: str, soc: Soc, *, genie: bool) -> Bundle:
-        """Return what the SoC needs, with dependencies and readers of profiles that are there."""
+        """Return the libraries for a SoC, with dependencies and readers of profiles."""
         needed = (*(_GENIE if genie else ()), *qnn_libraries(abi, soc))
         files = _find_files((*needed, *profiling_readers(soc)), self.folders)
         _add_dependencies(files, self.folders)
         programs = _find_files(SDK_PROGRAMS, self.programs) if genie else {}
         required = (*needed, *(PROGRAMS if genie and abi == ANDROID else ()))
-        missing = [name for name in required if name not in {**files, **programs}]
-        if missing:
-            more = f" and {len(missing) - 3} more files" if len(missing) > 3 else ""
-            lacks = f"{self.origin} lacks {', '.join(missing[:3])}{more}"
+        gaps = [name for name in required if name not in {**files, **programs}]
+        if gaps:
+            more = f" and {len(gaps) - 3} more files" if len(gaps) > 3 else ""
+            lacks = f"{self.origin} lacks {', '.join(gaps[:3])}{more}"
             raise GenieMissingError(soc.name, f"{lacks}{self.advice and f': {self.advice}'}")
-        found = {name: DeployFile(path, origin=self.origin) for name, path in files.items()}
+        bundled_files = {name: DeployFile(path, origin=self.origin) for name, path in files.items()}
         for name, path in programs.items():
-            found[name] = DeployFile(path, executable=True, origin=self.origin)
-        return Bundle(abi, soc, found)
+            bundled_files[name] = DeployFile(path, executable=True, origin=self.origin)
+        return Bundle(abi, soc, bundled_files)
 
 
 def _find_files(names: Sequence[str], folders: Sequence[Path]) -> dict[str, Path]:
     paths = {name: [folder / name for folder in folders] for name in names}
-    found = ((name, next(filter(Path.is_file, at), None)) for name, at in paths.items())
-    return {name: path for name, path in found if path is not None}
+    matches = ((name, next(filter(Path.is_file, at), None)) for name, at in paths.items())
+    return {name: path for name, path in matches if path is not None}
 
 
 def _add_dependencies(files: dict[str, Path], folders: Sequence[Path]) -> None:
-    """Add what the files need of the folders, such as the C++ runtime that they come with."""
+    """Add the libraries of the folders that the files need, such as their C++ runtime."""
     unread = list(files.values())
     while unread:
         path = unread.pop()
@@ -129,8 +129,8 @@ def _sources(abi: str, soc: Soc, environment: Mapping[str, str]) -> Iterator[Lib
     A board takes the wheel of the compiler's version before the SDK, since a context binary may be
     read by a runtime that is as new as its compiler, and not by an older one.
     """
-    named = [folder for folder in environment.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
-    folders = tuple(Path(folder).expanduser() / abi for folder in named)
+    roots = [folder for folder in environment.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
+    folders = tuple(Path(folder).expanduser() / abi for folder in roots)
     if any(map(Path.is_dir, folders)):
         advice = f"{FOLDERS_VARIABLE} names folders with files for this ABI in FOLDER/{abi}"
         yield LibrarySource(os.pathsep.join(map(str, folders)), folders, advice, folders)

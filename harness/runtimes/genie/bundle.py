@@ -26,8 +26,8 @@ def genie_bundle(container: GenAIContainer, abi: str) -> Bundle:
     """
     bundle, python = find_genie(abi, target_of(container).soc), find_python(abi)
     if python:
-        kept = {name: file for name, file in bundle.files.items() if name not in SDK_PROGRAMS}
-        bundle = replace(bundle, files={**kept, **python})
+        libraries = {name: file for name, file in bundle.files.items() if name not in SDK_PROGRAMS}
+        bundle = replace(bundle, files={**libraries, **python})
     files = {name: DeployFile(path, origin="container") for name, path in container.files.items()}
     if PROGRAMS[0] not in bundle.files:
         scripts = resources.files("device_scripts")

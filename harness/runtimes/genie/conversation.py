@@ -13,7 +13,6 @@ from buildlib.files import atomic_write_bytes
 from harness.devices.base import PullItem
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
 from harness.runtimes.base import Conversation, ConversationRequest, Turn
-from harness.runtimes.genie.configuration import alpha_tensor
 from harness.runtimes.run_folder import RunFolder
 
 _STATE_FILE = "qnnfarm-state.json"
@@ -45,7 +44,7 @@ class ConversationScript:
         return files
 
     def answers(self) -> tuple[tuple[tuple[str, Turn], ...], ...]:
-        """Return files that the script writes, each with what was asked, by conversation."""
+        """Return files that the script writes, each with its turn, by conversation."""
         return tuple(
             tuple(
                 (f"answer_{number}_{index}.txt", turn)
@@ -97,12 +96,18 @@ class ConversationScript:
         return "rewindQuery" if self.request.rewind and not first else "query"
 
 
+def alpha_tensor(config: GenieConfig) -> str:
+    """Return the name of the tensor that takes an adapter's strength."""
+    lora = config.dialog.target_engine.model.lora
+    return (lora.alpha_tensor_name if lora else None) or "alpha"
+
+
 def write_state(folder: RunFolder, name: str, destination: Path, container: GenAIContainer) -> None:
     """Copy a saved dialog from the device into a new folder of this host."""
     device, path = folder.device, f"{folder.deployment.run_dir}/{name}"
-    listed = device.shell(["ls", path], check=False)
-    names = listed.stdout.split("\n")[:-1]
-    if listed.exit_status != 0 or not names or len(names) > _MOST_FILES:
+    listing = device.shell(["ls", path], check=False)
+    names = listing.stdout.split("\n")[:-1]
+    if listing.exit_status != 0 or not names or len(names) > _MOST_FILES:
         raise RuntimeOutputError(device.serial, f"the runner saved no state in {name}")
     if any("/" in file or file in {".", ".."} or not file.isprintable() for file in names):
         reason = f"the runner saved files of impossible names in {name}"
@@ -119,11 +124,7 @@ def write_state(folder: RunFolder, name: str, destination: Path, container: GenA
 
 
 def check_save(destination: Path) -> None:
-    """Refuse a folder that has files already.
-
-    Raises:
-        HostFileError: it has.
-    """
+    """Refuse a folder that has files already."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise HostFileError(str(destination), "it exists already: name a new folder to save into")
 

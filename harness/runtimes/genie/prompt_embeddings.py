@@ -77,8 +77,8 @@ def _array(path: Path, embedding: Embedding) -> bytes:
             f"{path} as raw rows of 16 bits"
         )
     limits = np.iinfo(target)
-    quantized = np.round(values.astype(np.float64) / grid.scale) - grid.offset
-    return bytes(np.clip(quantized, limits.min, limits.max).astype(target).tobytes())
+    integers = np.round(values.astype(np.float64) / grid.scale) - grid.offset
+    return bytes(np.clip(integers, limits.min, limits.max).astype(target).tobytes())
 
 
 def _embedding(config: GenieConfig, container: GenAIContainer) -> Embedding:

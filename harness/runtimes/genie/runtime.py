@@ -1,21 +1,30 @@
-"""Genie on a device: one container, one run folder, each query a process of its own."""
+"""Genie: a container as its model, the configuration of its dialogs, and its queries on a device.
+
+A runtime has one run folder, and each query is a process of its own.
+"""
 
 import functools
-import re
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.genie_decoding import Sampler
-from buildlib.container.manifest import SpeculationRecord
+from buildlib.container.genie_decoding import GREEDY, Sampler
+from buildlib.container.layout import has_file
+from buildlib.container.manifest import CLIPPED_ADAPTERS, GENIE_CONTRACT, SpeculationRecord
 from buildlib.container.op_packages import registrations
+from buildlib.errors import ModelWarning
 from buildlib.speculative.agreement import bound_turns
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
-from harness.errors import RuntimeChoiceError, RuntimeOutputError, WrongUseError
+from harness.errors import (
+    PromptTooLongError,
+    RuntimeChoiceError,
+    WrongUseError,
+)
 from harness.results.records import Positions
 from harness.runtimes.base import (
     Capability,
@@ -39,91 +48,189 @@ from harness.runtimes.base import (
     Turn,
     Window,
 )
-from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.python import NAMED
 from harness.runtimes.bundles.sources import PROGRAMS
-from harness.runtimes.container_model import ContainerRuntime
+from harness.runtimes.container_model import ContainerModel, ContainerRuntime
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.dialog_settings import DialogSettings
+from harness.runtimes.files import check_limits, open_container, target_of
 from harness.runtimes.genie.bundle import genie_bundle
-from harness.runtimes.genie.configuration import (
-    added_tokens,
+from harness.runtimes.genie.conversation import (
+    ConversationScript,
     alpha_tensor,
-    bound_answer,
-    check_depth,
-    config_of,
-    dialog_limit,
-    eos_tokens,
-    framed,
+    read_state,
+    write_state,
 )
-from harness.runtimes.genie.conversation import ConversationScript, read_state, write_state
-from harness.runtimes.genie.perplexity import parse_perplexity
-from harness.runtimes.genie.profile import (
+from harness.runtimes.genie.output import (
+    IDS,
     complete_figures,
     find_early_end,
+    generated_text,
     lacks_figures,
     parse_clock,
     parse_figures,
+    parse_ids,
+    parse_perplexity,
     parse_profile,
     parse_trace,
 )
 from harness.runtimes.genie.prompt_embeddings import read_embeddings, row_bytes
-from harness.runtimes.genie.speculation import compare_dialog
+from harness.runtimes.genie.speculation import compare_dialog, refuse_wrong_dialogs
 from harness.runtimes.genie.steps import STEP_RUNNER, STEP_SAMPLER, StepRun
 from harness.runtimes.genie.text_encoder import EncoderRun
 from harness.runtimes.run_folder import runner_command
 from harness.runtimes.tokenizer import encode
 
-_BEGIN = "[BEGIN]: "
-_END = "[END]"
+_WITHOUT_DEPTH = frozenset({"spd", "ssd-q1", "eaglet", "lade", "multistream"})
+"""Dialogs without a second query: they take words alone, go on to the end, or lose tokens."""
 
 
-def generated_text(output: str, device: str) -> str:
-    """Return the generated text between the marks.
+def config_of(settings: DialogSettings, container: GenAIContainer) -> GenieConfig:
+    """Give the configuration of a container with settings of a dialog."""
+    config = container.genie_config
+    if settings.genie_config is not None:
+        config = GenieConfig.from_file(Path(settings.genie_config))
+        check_limits(config, settings.genie_config, target_of(container))
+        for name in config.referenced_files:
+            if not has_file(container.metadata.files, name):
+                raise WrongUseError(
+                    f"{settings.genie_config} names {name}, which is not in {container.path}"
+                )
+    if config.dialog.type == "lade" and config.dialog.embedding is not None:
+        raise WrongUseError(
+            f"{container.path} looks tokens up on the host, which dialogs of type lade do not "
+            "do: build it without --embedding-lut"
+        )
+    for name, strength in (settings.lora or {}).items():
+        _check_adapter(name, strength, config, container)
+    return config.with_dialog(sampler=_sampler_of(settings), stop_sequence=settings.stop)
 
-    The prompt is echoed before the first mark and the model's text may itself hold marks, so the
-    text runs from the first mark at the start of a line to the last end mark.
 
-    Raises:
-        RuntimeOutputError: the marks are not there: the runner printed something else.
+def framed(config: GenieConfig, framing: Framing | None) -> GenieConfig:
+    """Give the configuration of a dialog with prompts that have their own special tokens.
+
+    Genie 1.21 puts the first end-of-sequence token after an answer that another one ended, or none.
     """
-    start = output.rfind("\n" + _BEGIN)
-    end = output.rfind(_END)
-    if start < 0 or end < start:
-        raise RuntimeOutputError(device, "the runner printed no [BEGIN]: ... [END]")
-    return output[start + 1 + len(_BEGIN) : end]
+    if framing is None:
+        return config
+    first = () if framing.end_token is None else (framing.end_token,)
+    others = (token for token in eos_tokens(config) if token not in first)
+    return config.with_special_tokens(bos_token=-1, eos_token=(*first, *others))
 
 
-def parse_ids(printed: str, config: GenieConfig, device: str) -> tuple[int, ...]:
-    """Return the token ids that a runner printed."""
-    if not _IDS.fullmatch(printed):
-        reason = "the runner printed something else than token ids"
-        raise RuntimeOutputError(device, reason)
-    ids = tuple(int(word) for word in printed.split() if len(word) < 10)
-    size = config.dialog.context.n_vocab
-    if any(token >= size for token in ids):
-        reason = f"the runner printed token {max(ids)}, outside the vocabulary of {size}"
-        raise RuntimeOutputError(device, reason)
-    return ids
+def eos_tokens(config: GenieConfig) -> tuple[int, ...]:
+    """Return the end-of-sequence tokens of a dialog."""
+    eos = config.dialog.context.eos_token
+    return eos if isinstance(eos, tuple) else (eos,)
 
 
-_IDS = re.compile(r"[0-9 ]*")
+def _sampler_of(settings: DialogSettings) -> Sampler:
+    """Return Genie's sampler: a dialog is greedy by `top-k` 1, since Genie ignores `greedy`."""
+    if settings.is_greedy:
+        return GREEDY
+    return Sampler.model_validate(settings.sampling)
+
+
+def _check_adapter(
+    name: str, strength: float, config: GenieConfig, container: GenAIContainer
+) -> None:
+    """Refuse an adapter that the container does not have, or not in that strength."""
+    lora = config.dialog.target_engine.model.lora
+    if lora is None:
+        raise WrongUseError(
+            f"{container.path} has no LoRA adapters: `qnnfarm build --lora` makes some"
+        )
+    names = [adapter.name for adapter in lora.adapters]
+    if name not in names:
+        raise WrongUseError(f"{container.path} has no adapter {name!r}: it has {', '.join(names)}")
+    _check_strength(container, name, strength)
+
+
+def _check_strength(container: GenAIContainer, name: str, strength: float) -> None:
+    """Refuse a strength that the graphs cannot take; warn of one that their ranges do not cover."""
+    from buildlib.lora.config import MAX_STRENGTH
+
+    if not 0.0 <= strength <= MAX_STRENGTH:
+        raise WrongUseError(
+            f"--lora {name}={strength:g}: the graphs take strengths from 0 to {MAX_STRENGTH:g}; a "
+            "use case of the build (`use_cases` of its LoRA file) can have any weight"
+        )
+    clipped = str(container.metadata.model.quantization.get(CLIPPED_ADAPTERS, "")).split(", ")
+    reason = None
+    if name in clipped and strength:
+        reason = "leaves the ranges of the container, which keep to the model without adapters"
+    elif strength > 1.0:
+        reason = "is stronger than 1, which the ranges of the container are made for"
+    if reason is not None:
+        warnings.warn(
+            f"adapter {name}={strength:g} {reason}: its values are clipped, and text and "
+            "perplexity may be worse",
+            ModelWarning,
+            stacklevel=2,
+        )
+
+
+def check_depth(config: GenieConfig) -> None:
+    """Refuse a type of dialog that has no query before a prompt."""
+    if config.dialog.type in _WITHOUT_DEPTH:
+        raise WrongUseError(
+            f"depth_tokens: a dialog of type {config.dialog.type} answers one prompt, and a "
+            "depth is a query before it: leave the depth out, or measure a basic dialog"
+        )
+
+
+def added_tokens(config: GenieConfig, *, after_empty_answer: bool = False) -> int:
+    """Return how many tokens Genie 1.21 puts before a prompt of text or tokens.
+
+    Bos, unless the configuration has -1 for it. Before a query after one that was to answer nothing
+    there is one more, and with an embedding table on the host another: Genie then generates one
+    token even so.
+    """
+    count = int(config.dialog.context.bos_token >= 0)
+    if after_empty_answer:
+        count += 1 + (config.dialog.embedding is not None)
+    return count
+
+
+def bound_answer(
+    config: GenieConfig, limit: ContextLimit, prompt_tokens: int, new_tokens: int
+) -> GenieConfig:
+    """Bound the answer of one query, by the settings that its type of dialog obeys.
+
+    Dialogs of type `lade` and `multistream` ignore `max-num-tokens` and go on to the end of their
+    context; so they get a smaller one. Genie loses all streams of a dialog that comes closer to the
+    end of the graphs' context than one prefill call.
+
+    Args:
+        prompt_tokens: with bos.
+    """
+    dialog = config.dialog
+    size = dialog.context.size
+    if dialog.multistream is not None:
+        size = prompt_tokens + dialog.multistream.n_streams * new_tokens
+        if size > limit.longest_prompt:
+            raise PromptTooLongError(
+                prompt_tokens, size - prompt_tokens, limit.longest_prompt, limit.longest_prompt
+            )
+    elif dialog.type == "lade":
+        ahead = limit.prefill_ar
+        if dialog.lade is not None:
+            ahead = dialog.lade.tokens_per_step or ahead
+        size = min(size, prompt_tokens + new_tokens + ahead)
+    return bound_turns(config, new_tokens).with_dialog(context_size=size)
+
+
 _OUTPUT = "output.txt"
 _SCORER = "genie_perplexity.py"
 _ASKED_IN_WORDS = frozenset({"spd", "ssd-q1", "eaglet"})
-_Program = Literal["genie-t2t-run", "genie-t2e-run", "genie-app"]
-_OURS: Mapping[_Program, str] = MappingProxyType(
-    {
-        "genie-t2t-run": "genie_t2t_run.py",
-        "genie-t2e-run": "genie_t2e_run.py",
-        "genie-app": "genie_app.py",
-    }
-)
-
-
-def _runner_of(program: _Program, bundle: Bundle) -> str:
-    """Return the runner of a documented program: itself where it exists, else ours."""
-    return program if program in bundle.files else _OURS[program]
+_PROGRAMS: Mapping[Capability, tuple[str, ...]] = {
+    Generates: ("genie-t2t-run", "genie_t2t_run.py"),
+    Converses: ("genie-app", "genie_app.py"),
+    Embeds: ("genie-t2e-run", "genie_t2e_run.py"),
+    Scores: (_SCORER,),
+    DecodesSteps: (STEP_RUNNER,),
+}
+"""The documented program of each capability, and ours where that does not exist."""
 
 
 def _query_of(request: GenerationRequest, rows: bytes | None) -> tuple[str, str, str | bytes]:
@@ -165,12 +272,8 @@ class GenieRuntime(ContainerRuntime):
     """A container on a device, run by Genie; `Runtime` of all capabilities but `MeasuresSpeed`.
 
     Args:
-        properties: what the device said of itself.
+        properties: of the device.
         options: with a trace only where the device has Python.
-
-    Raises:
-        RuntimeChoiceError: the container is not for this device.
-        GenieMissingError: this machine has no Genie for it.
     """
 
     name: ClassVar[str] = "genie"
@@ -184,16 +287,8 @@ class GenieRuntime(ContainerRuntime):
         options: RuntimeOptions | None = None,
     ) -> None:
         super().__init__(device, properties, container, options)
-        bundle = self.bundle
-        self._origin = bundle.files["libGenie.so"].origin
-        self._has_python = PROGRAMS[0] not in bundle.files
-        self._runners: Mapping[Capability, str] = {
-            Generates: _runner_of("genie-t2t-run", bundle),
-            Converses: _runner_of("genie-app", bundle),
-            Embeds: _runner_of("genie-t2e-run", bundle),
-            Scores: _SCORER,
-            DecodesSteps: STEP_RUNNER,
-        }
+        self._origin = self.bundle.files["libGenie.so"].origin
+        self._has_python = PROGRAMS[0] not in self.bundle.files
         log_level = self.options.log_level
         if log_level is None and self._has_python:
             log_level = "error"  # the SDK's program writes its log among Android's
@@ -213,7 +308,8 @@ class GenieRuntime(ContainerRuntime):
 
     def runner(self, capability: Capability) -> str:
         """See `Runtime.runner`."""
-        return self._runners[capability]
+        programs = _PROGRAMS[capability]
+        return next((name for name in programs if name in self.bundle.files), programs[-1])
 
     def versions(self) -> Mapping[str, str]:
         """Return the hashes of the libraries on the device; deploy first if needed."""
@@ -228,18 +324,10 @@ class GenieRuntime(ContainerRuntime):
         )
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Run one query; the first of a dialog that speculates may compare it with plain decoding.
-
-        Raises:
-            WrongUseError: dialogs of this type are wrong with the device's Genie.
-            PromptTooLongError: prompt and answer do not fit into the context.
-            DeploymentCorruptError: the query arrived as another.
-            RunnerError: the runner crashed, hung or refused.
-            RuntimeOutputError: it answered what cannot be an answer.
-        """
+        """Run one query; the first of a speculating dialog may compare it with plain decoding."""
         config = framed(config_of(request.settings, self._container), request.framing)
-        found = self._compare(config)
-        return replace(self._query(request, config), speculation=found)
+        speculation = self._compare(config)
+        return replace(self._query(request, config), speculation=speculation)
 
     def added_tokens(self, settings: DialogSettings, *, after_fill: bool = False) -> int:
         """See `Generates.added_tokens`."""
@@ -265,7 +353,7 @@ class GenieRuntime(ContainerRuntime):
         rows = None
         if request.embeddings is not None:
             rows = read_embeddings(request.embeddings, config, self._container)
-        limit = dialog_limit(self._limit, config)
+        limit = self._limit.for_dialog(config)
         prompt_tokens = self._count_tokens(request, config, rows)
         limit.check(prompt_tokens, request.max_new_tokens)
         config = bound_answer(config, limit, prompt_tokens, request.max_new_tokens)
@@ -299,17 +387,17 @@ class GenieRuntime(ContainerRuntime):
         text = generated_text(folder.read(_OUTPUT), self.device.serial)
         profiled = folder.read(profile)
         figures = parse_figures(profiled, self.device.serial)
-        several, asked = config.dialog.multistream is not None, request.max_new_tokens
+        several, most = config.dialog.multistream is not None, request.max_new_tokens
         timed, clocked = None, dict[str, float]()
-        unknown = lacks_figures(figures)
-        if self._has_python and (unknown or figures["generated_tokens"] < asked):
+        lacks_profile = lacks_figures(figures)
+        if self._has_python and (lacks_profile or figures["generated_tokens"] < most):
             timed = parse_clock(folder.read(clock), self.device.serial)
-            clocked = timed.metrics(prompt_tokens) if unknown else {}
+            clocked = timed.metrics(prompt_tokens) if lacks_profile else {}
         metrics = complete_figures(figures, clocked, self.device.serial)
         ids = None if request.token_ids is None else self._parse_ids(text)
         text = text if ids is None else self._decode(ids)
         traced = parse_trace(folder.read(trace), self.device.serial) if self._trace else ""
-        generated, stops = metrics["generated_tokens"], bool(config.dialog.stop_sequence)
+        count, stops = metrics["generated_tokens"], bool(config.dialog.stop_sequence)
         return GenerationResult(
             text,
             metrics | outcome.memory,
@@ -319,7 +407,7 @@ class GenieRuntime(ContainerRuntime):
             token_ids=ids,
             streams=tuple(text.rstrip("\n").split("\n")) if several else (),
             clocked=frozenset(metrics.keys() - figures.keys()),
-            early_end=None if several else find_early_end(generated, asked, timed, stops=stops),
+            early_end=None if several else find_early_end(count, most, timed, stops=stops),
         )
 
     def _in_words(self, request: GenerationRequest, config: GenieConfig) -> GenerationRequest:
@@ -340,14 +428,7 @@ class GenieRuntime(ContainerRuntime):
         return words
 
     def embed(self, texts: Sequence[str], *, pooled: bool = True) -> EmbeddingResult:
-        """Embed texts.
-
-        Raises:
-            ContainerError: the container holds no text encoder.
-            RuntimeChoiceError: the device has neither Python nor a program that embeds.
-            RunnerError: the runner crashed, hung or refused.
-            RuntimeOutputError: what it left cannot be embeddings of these texts.
-        """
+        """Embed texts."""
         config = self._container.embedding_config.with_output(pooled=pooled)
         runner = self.runner(Embeds)
         if not self._has_python and runner.endswith(".py"):
@@ -361,18 +442,10 @@ class GenieRuntime(ContainerRuntime):
         return run.embed(texts, config)
 
     def converse(self, request: ConversationRequest) -> ConversationResult:
-        """Hold conversations, by the runner of `genie-app` scripts.
-
-        Raises:
-            WrongUseError: as `generate`; dialogs of this type have one turn, or a state is of
-                another container.
-            DeploymentCorruptError: a turn arrived as another.
-            RunnerError: Genie refused, crashed or hung.
-            RuntimeOutputError: an answer is missing.
-        """
+        """Hold conversations, by the runner of `genie-app` scripts."""
         config = framed(config_of(request.settings, self._container), request.framing)
         _refuse_turns(request, config)
-        compared = self._compare(config)
+        speculation = self._compare(config)
         if config.dialog.type in _ASKED_IN_WORDS:
             whole = request.framing is not None
             spoken = (self._spoken(each, whole=whole) for each in request.conversations)
@@ -391,8 +464,8 @@ class GenieRuntime(ContainerRuntime):
         with self.sampling() as samples:
             outcome = folder.run(command, name=runner, timeout_s=self.options.runner_timeout_s)
         answers = [
-            [self._answer(folder.read(name), turn) for name, turn in named]
-            for named in script.answers()
+            [self._answer(folder.read(name), turn) for name, turn in files]
+            for files in script.answers()
         ]
         texts = tuple(tuple(text for text, _ in each) for each in answers)
         ids = tuple(tuple(token_ids for _, token_ids in each) for each in answers)
@@ -403,7 +476,14 @@ class GenieRuntime(ContainerRuntime):
         traced = parse_trace(folder.read("trace.json"), self.device.serial) if self._trace else ""
         end = find_early_end(metrics["generated_tokens"], request.max_new_tokens, None)
         return ConversationResult(
-            texts, metrics, profiled, samples.series, traced, compared, early_end=end, token_ids=ids
+            texts,
+            metrics,
+            profiled,
+            samples.series,
+            traced,
+            speculation,
+            early_end=end,
+            token_ids=ids,
         )
 
     def _spoken(self, conversation: Conversation, *, whole: bool) -> Conversation:
@@ -427,15 +507,7 @@ class GenieRuntime(ContainerRuntime):
         role: ModelRole = "target",
         lora: Mapping[str, float] | None = None,
     ) -> PerplexityResult:
-        """Score windows by Genie's accuracy API, a fresh process for each.
-
-        Raises:
-            WrongUseError: the container has no such adapter.
-            RuntimeChoiceError: the device has no Python: of the SDK's programs none scores texts
-                in a way that is documented.
-            RunnerError: the runner crashed, hung too often or refused.
-            RuntimeOutputError: it scored something else than was sent.
-        """
+        """Score windows by Genie's accuracy API, a fresh process for each."""
         self._require_python(_SCORER)
         adapters: list[str] = []
         if lora:
@@ -463,14 +535,9 @@ class GenieRuntime(ContainerRuntime):
         return replace(result, traces=traces)
 
     def decode_steps(self, windows: Sequence[StepWindow]) -> StepLogits:
-        """Decode texts step by step, with the tokens of the text whatever the logits say.
+        """Decode texts step by step; each step goes on with the token of the text.
 
         A dialog that speculates is decoded as a plain one of its target.
-
-        Raises:
-            RuntimeChoiceError: the device has no Python, and the SDK has no program for this.
-            RunnerError: the runner crashed, hung or refused.
-            RuntimeOutputError: it left other logits than those of these steps.
         """
         self._require_python(STEP_RUNNER)
         most = max(len(window.following) for window in windows)
@@ -520,11 +587,46 @@ class GenieRuntime(ContainerRuntime):
         return str(self._tokenizer.decode(list(ids)))
 
     def _parse_ids(self, printed: str) -> tuple[int, ...] | None:
-        """Return the ids that answer a token query; the SDK does not document what it prints."""
-        if not self._has_python and not _IDS.fullmatch(printed):
+        """Return the ids of an answer to token ids; the SDK does not document its output."""
+        if not self._has_python and not IDS.fullmatch(printed):
             return None
         return parse_ids(printed, self._container.genie_config, self.device.serial)
 
     @functools.cached_property
     def _draft_limit(self) -> ContextLimit:
         return ContextLimit.of_draft(self._container)
+
+
+RUNTIME = GenieRuntime
+
+
+def runs(path: Path) -> bool:
+    """Return whether it is a folder, as containers are, or nothing yet."""
+    return not path.is_file()
+
+
+def open_model(path: Path) -> "GenieModel":
+    """Open a container; see `open_container`."""
+    container = open_container(path)
+    contract = container.metadata.contract
+    if contract != GENIE_CONTRACT:
+        raise WrongUseError(
+            f"{path} holds graphs of the contract {contract}, which Genie does not run: use "
+            "--runtime graph"
+        )
+    return GenieModel(container)
+
+
+@dataclass(frozen=True)
+class GenieModel(ContainerModel):
+    """A container that Genie runs; `Model`."""
+
+    runtime: ClassVar[type[GenieRuntime]] = GenieRuntime
+
+    def dialog_config(self, settings: DialogSettings, depth_tokens: int) -> GenieConfig:
+        """Return the configuration of a dialog; refuse one that Genie cannot hold."""
+        config = config_of(settings, self.container)
+        if depth_tokens:
+            check_depth(config)
+        refuse_wrong_dialogs(config, self.container)
+        return config

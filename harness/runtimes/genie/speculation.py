@@ -1,4 +1,4 @@
-"""Dialogs that speculate, and whether the Genie that runs them says what plain decoding says."""
+"""Dialogs that speculate: a comparison of their text with plain decoding's, by the same Genie."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,9 +29,9 @@ def refuse_wrong_dialogs(config: GenieConfig, container: GenAIContainer) -> None
     from buildlib.builder.genie_check import check_genie, refusal
 
     with suppress(ToolchainMissingError):  # the emulator runs elsewhere
-        found = check_genie(kind, default_cache_root())
-        if not found.agrees:
-            raise WrongUseError(f"{container.path} cannot run: {refusal(kind, found)}")
+        record = check_genie(kind, default_cache_root())
+        if not record.agrees:
+            raise WrongUseError(f"{container.path} cannot run: {refusal(kind, record)}")
 
 
 def compare_dialog(
@@ -67,16 +67,16 @@ def compare_dialog(
             differing=count_differing(kind, plain, speculated),
         )
 
-    found = container.metadata.speculation
+    record = container.metadata.speculation
     own = container.genie_config.dialog.type
-    if found is None or (found.genie_sha256, own) != (sha256, kind):
+    if record is None or (record.genie_sha256, own) != (sha256, kind):
         about = (sha256, container.metadata.container_sha256, speculating.to_json())
-        found = recall(about, default_cache_root(), compare)
-    if kind in ("spd", "lade") and not found.agrees:
+        record = recall(about, default_cache_root(), compare)
+    if kind in ("spd", "lade") and not record.agrees:
         from buildlib.builder.genie_check import refusal
 
-        raise WrongUseError(f"{container.path} cannot run: {refusal(kind, found)}")
-    return found
+        raise WrongUseError(f"{container.path} cannot run: {refusal(kind, record)}")
+    return record
 
 
 def describe(found: SpeculationRecord | None) -> str:

@@ -12,7 +12,7 @@ from buildlib.validation import first_fault
 from harness.devices.device import Device
 from harness.errors import RuntimeOutputError
 from harness.runtimes.base import StepLogits, StepWindow
-from harness.runtimes.genie.profile import parse_trace
+from harness.runtimes.genie.output import parse_trace
 from harness.runtimes.run_folder import RunFolder, runner_command
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class StepRun:
     Attributes:
         timeout_s: for one window.
         logging: options of the runner for Genie's own log.
-        trace: whether the runner traces what it does.
+        trace: whether the runner writes a trace.
         command: that starts the runner, its file last.
     """
 
@@ -68,10 +68,10 @@ class StepRun:
             summary = _Summary.model_validate_json(text)
         except ValidationError as error:
             raise self._odd(f"unreadable summary: {first_fault(error, _Summary)}") from error
-        wanted = [len(window.following) for window in windows]
-        if summary.steps != wanted:
-            raise self._odd(f"steps {summary.steps}, not {wanted}")
-        logits = self._read(wanted, summary.step_bytes)
+        counts = [len(window.following) for window in windows]
+        if summary.steps != counts:
+            raise self._odd(f"steps {summary.steps}, not {counts}")
+        logits = self._read(counts, summary.step_bytes)
         traced = parse_trace(self.folder.read(_TRACE), self.device.serial) if self.trace else ""
         return StepLogits(logits, traced)
 

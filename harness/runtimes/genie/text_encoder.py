@@ -13,7 +13,7 @@ from buildlib.validation import first_fault
 from harness.devices.device import Device
 from harness.errors import RuntimeOutputError
 from harness.runtimes.base import EmbeddingResult, TextVectors
-from harness.runtimes.genie.profile import parse_trace
+from harness.runtimes.genie.output import parse_trace
 from harness.runtimes.run_folder import RunFolder, runner_command
 
 CONFIG, OUTPUT, SUMMARY, PROFILE = "query_config.json", "output.raw", "summary.json", "profile.json"
@@ -52,7 +52,7 @@ class EncoderRun:
         runner: the SDK's program, which takes one text, or ours, which takes many.
         timeout_s: for one process of the runner, beside the time for its texts.
         logging: options of the runner for Genie's own log.
-        trace: whether the runner, then ours, traces what it does.
+        trace: whether our runner writes a trace.
     """
 
     device: Device
@@ -94,7 +94,7 @@ class EncoderRun:
         return EmbeddingResult(tuple(vectors), metrics, self.folder.read(PROFILE), traced)
 
     def _embed_alone(self, text: str, config: TextEmbeddingConfig) -> EmbeddingResult:
-        """Embed one text by the vendor's program, whose output tells no shape."""
+        """Embed one text by the vendor's program, which tells no shape."""
         self.folder.send({_PROMPT: text})
         memory = self._run([*self._command(), "--prompt_file", _PROMPT], 1)
         profile = self.folder.read(PROFILE)
@@ -133,11 +133,11 @@ class EncoderRun:
         sizes = [_FLOAT_BYTES * math.prod(shape) for shape in shapes]
         if len(data) != sum(sizes):
             raise self._odd(f"{len(data)} bytes of embeddings, not {sum(sizes)}")
-        found, start = [], 0
+        pieces, start = [], 0
         for size in sizes:
-            found.append(data[start : start + size])
+            pieces.append(data[start : start + size])
             start += size
-        return found
+        return pieces
 
     def _odd(self, reason: str) -> RuntimeOutputError:
         return RuntimeOutputError(self.device.serial, f"{self.runner}: {reason}")

@@ -1,9 +1,9 @@
-"""Graphs of a container on a device, each query a process of its own."""
+"""Containers by their graphs on a device, each query a process of its own."""
 
-import dataclasses
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -15,7 +15,8 @@ from buildlib.container.genie_config import GenieConfig
 from buildlib.container.op_packages import registrations
 from buildlib.toolchains.base import NodeCycles
 from harness.deploy.deployment import DeployFile
-from harness.errors import RuntimeOutputError, WrongUseError
+from harness.devices.base import DeviceProperties
+from harness.errors import RuntimeChoiceError, RuntimeOutputError, WrongUseError
 from harness.results.records import Positions
 from harness.runtimes.base import (
     Capability,
@@ -29,27 +30,27 @@ from harness.runtimes.base import (
     Window,
 )
 from harness.runtimes.bundles.bundle import Bundle
-from harness.runtimes.bundles.python import find_python
-from harness.runtimes.bundles.sources import find_qnn
-from harness.runtimes.container_model import ContainerRuntime
+from harness.runtimes.bundles.python import NAMED, find_python
+from harness.runtimes.bundles.sources import ANDROID, find_qnn
+from harness.runtimes.container_model import ContainerModel, ContainerRuntime
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.files import qnn_api_files, target_of
-from harness.runtimes.genie.configuration import (
+from harness.runtimes.files import open_container, qnn_api_files, target_of
+from harness.runtimes.genie.output import (
+    complete_figures,
+    find_early_end,
+    generated_text,
+    parse_clock,
+    parse_figures,
+    parse_ids,
+    parse_perplexity,
+    parse_trace,
+)
+from harness.runtimes.genie.runtime import (
     added_tokens,
     config_of,
-    dialog_limit,
     eos_tokens,
     framed,
 )
-from harness.runtimes.genie.perplexity import parse_perplexity
-from harness.runtimes.genie.profile import (
-    complete_figures,
-    find_early_end,
-    parse_clock,
-    parse_figures,
-    parse_trace,
-)
-from harness.runtimes.genie.runtime import generated_text, parse_ids
 from harness.runtimes.genie.steps import StepRun
 from harness.runtimes.run_folder import RunFolder, RunOutcome, runner_command
 from harness.runtimes.tokenizer import encode
@@ -71,12 +72,12 @@ def plain_config(settings: DialogSettings, container: GenAIContainer) -> GenieCo
 
     A dialog that speculates is decoded by its target alone, which says the same.
     """
-    refused = {
+    features = {
         "a sampler": not settings.is_greedy,
         "stop sequences": bool(settings.stop),
         "LoRA adapters": bool(settings.lora),
     }
-    for name, is_asked in refused.items():
+    for name, is_asked in features.items():
         if is_asked:
             raise WrongUseError(
                 f"the runtime graph decodes greedily, without {name}: use the runtime genie"
@@ -122,15 +123,7 @@ class GraphRuntime(ContainerRuntime):
         }
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Answer a prompt greedily.
-
-        Raises:
-            WrongUseError: see `plain_config`; or the prompt is of embeddings.
-            PromptTooLongError: prompt and answer do not fit into the context.
-            DeploymentCorruptError: the query arrived as another.
-            RunnerError: the runner crashed, hung or refused.
-            RuntimeOutputError: it answered what cannot be an answer.
-        """
+        """Answer a prompt greedily."""
         return self._answer(request, ())
 
     def dump(
@@ -151,10 +144,6 @@ class GraphRuntime(ContainerRuntime):
             step: the token's number, from 0.
             names: see `expose_tensors`; inputs and outputs of graphs are there anyway.
             cache_root: of the build that made the container.
-
-        Raises:
-            BuildError: see `expose_tensors`.
-            RunnerError: the answer has no such token; see `generate`.
         """
         from buildlib.replay import expose_tensors
 
@@ -175,10 +164,6 @@ class GraphRuntime(ContainerRuntime):
         """Run each graph some times on zeros, and return the least cycles of its compiled nodes.
 
         They are those of the device: of its DSP, or of the emulator on the host.
-
-        Raises:
-            RunnerError: the runner crashed, hung or refused.
-            RuntimeOutputError: it printed something else.
         """
         config = plain_config(DialogSettings(), self._container)
         folder = self.folder()
@@ -206,11 +191,11 @@ class GraphRuntime(ContainerRuntime):
         if request.embeddings is not None:
             raise WrongUseError("the runtime graph takes text or token ids, no embeddings")
         config = framed(plain_config(request.settings, self._container), request.framing)
-        asked = request.max_new_tokens
+        most = request.max_new_tokens
         prompt = request.token_ids or encode(self._tokenizer, request.prompt or "")
         prompt_tokens = added_tokens(config) + len(request.fill_token_ids) + len(prompt)
-        dialog_limit(self._limit, config).check(prompt_tokens, asked)
-        config = config.with_dialog(max_num_tokens=asked)
+        self._limit.for_dialog(config).check(prompt_tokens, most)
+        config = config.with_dialog(max_num_tokens=most)
         inputs = {"tokens.txt": _words(prompt)}
         command = ["-tok", "tokens.txt", "--profile", "profile.json", "--clock", "clock.json"]
         command += options
@@ -232,7 +217,7 @@ class GraphRuntime(ContainerRuntime):
             profiled,
             self._read_trace(folder),
             token_ids=ids,
-            early_end=find_early_end(metrics["generated_tokens"], asked, clock),
+            early_end=find_early_end(metrics["generated_tokens"], most, clock),
         )
 
     def added_tokens(self, settings: DialogSettings, *, after_fill: bool = False) -> int:
@@ -254,13 +239,7 @@ class GraphRuntime(ContainerRuntime):
         role: ModelRole = "target",
         lora: Mapping[str, float] | None = None,
     ) -> PerplexityResult:
-        """Score windows by prefill, one after another in one process.
-
-        Raises:
-            WrongUseError: the role is a draft's, or an adapter is asked for.
-            RunnerError: the runner crashed, hung or refused.
-            RuntimeOutputError: it scored something else than was sent.
-        """
+        """Score windows by prefill, one after another in one process."""
         self._require_target(role)
         config = plain_config(DialogSettings(lora=lora or None), self._container)
         inputs = {"texts.json": json.dumps([window.scored for window in windows])}
@@ -269,16 +248,10 @@ class GraphRuntime(ContainerRuntime):
         self._run(folder, config, command, inputs, times=len(windows))
         result = parse_perplexity(folder.read("scores.json"), windows, self.device.serial)
         trace = self._read_trace(folder)
-        return dataclasses.replace(result, traces=(trace,) if trace else ())
+        return replace(result, traces=(trace,) if trace else ())
 
     def decode_steps(self, windows: Sequence[StepWindow]) -> StepLogits:
-        """Decode texts step by step, with the tokens of the text whatever the logits say.
-
-        Raises:
-            PromptTooLongError: a window does not fit into the context.
-            RunnerError: the runner crashed, hung or refused.
-            RuntimeOutputError: it left other logits than those of these steps.
-        """
+        """Decode texts step by step; each step goes on with the token of the text."""
         framing = None if windows[0].bos else Framing()
         config = framed(plain_config(DialogSettings(), self._container), framing)
         for window in windows:
@@ -328,3 +301,41 @@ class GraphRuntime(ContainerRuntime):
 
 def _words(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens))
+
+
+RUNTIME = GraphRuntime
+
+
+def runs(path: Path) -> bool:
+    """Return whether it is a folder, as containers are, or nothing yet."""
+    return not path.is_file()
+
+
+def open_model(path: Path) -> "GraphModel":
+    """Open a container; see `open_container`."""
+    container = open_container(path)
+    if container.genie_config.dialog.target_engine.longcontext is not None:
+        raise WrongUseError(
+            f"{container.path} has a long context, which slides as Genie moves its cache: use the "
+            "runtime genie"
+        )
+    return GraphModel(container)
+
+
+@dataclass(frozen=True)
+class GraphModel(ContainerModel):
+    """A container that the graph runtime runs; `Model`."""
+
+    runtime: ClassVar[type[GraphRuntime]] = GraphRuntime
+
+    def dialog_config(self, settings: DialogSettings, depth_tokens: int) -> GenieConfig:
+        """Return the configuration of a dialog, which may begin at any depth."""
+        del depth_tokens
+        return plain_config(settings, self.container)
+
+    def check_fit(self, device: DeviceProperties) -> None:
+        """See `Model.check_fit`."""
+        if device.abi == ANDROID and not find_python(ANDROID):
+            reason = f"{RUNNER} needs Python, which Android has not: {NAMED}"
+            raise RuntimeChoiceError(device.serial, reason)
+        super().check_fit(device)

@@ -85,14 +85,14 @@ class StepTensors:
         """Return these tensors, compared with those of the container's own graphs."""
         pairs = ((name, values, self.values.get(name)) for name, values in plain.values.items())
         same = self.tokens == plain.tokens
-        changed = [
+        differences = [
             name for name, a, b in pairs if not same or b is None or not np.array_equal(a, b)
         ]
-        return dataclasses.replace(self, changed=tuple(changed))
+        return dataclasses.replace(self, changed=tuple(differences))
 
 
 def parse_dump(data: bytes, tokens: Sequence[int], device: str) -> StepTensors:
-    """Read what the runner wrote for `--dump`.
+    """Read the runner's output of `--dump`.
 
     Args:
         tokens: prompt and answer, as the model saw them.
@@ -107,14 +107,14 @@ def parse_dump(data: bytes, tokens: Sequence[int], device: str) -> StepTensors:
         raise RuntimeOutputError(device, "the dump is not as long as its tensors")
     arrays, begin = {}, 0
     for tensor in head.tensors:
-        stored = np.frombuffer(content[begin : begin + tensor.size], tensor.code)
+        integers = np.frombuffer(content[begin : begin + tensor.size], tensor.code)
         begin += tensor.size
-        values = stored.reshape(tensor.shape).astype(np.float64)
+        values = integers.reshape(tensor.shape).astype(np.float64)
         if tensor.scale:
             values = (values + tensor.offset) * tensor.scale
         arrays[tensor.name] = values.astype(np.float32)
-    seen = head.first + head.tokens
-    return StepTensors(tuple(tokens[:seen]), head.first, head.slots, arrays)
+    end = head.first + head.tokens
+    return StepTensors(tuple(tokens[:end]), head.first, head.slots, arrays)
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,10 @@ class Deviation:
 
 
 class FloatReference:
-    """A checkpoint in float on this host, whose every value can be had.
+    """A checkpoint in float on this host, with access to each of its values.
 
     Args:
         shape: AR and CL to run it at.
-
-    Raises:
-        BuildError: the folder holds no checkpoint that can be run.
     """
 
     def __init__(self, checkpoint: Path, shape: GraphShape) -> None:
@@ -152,11 +149,7 @@ class FloatReference:
         self._axes = _find_axes(self._checkpoint, shape.cl)
 
     def select(self, patterns: Sequence[str]) -> list[str]:
-        """Return the names that one of the patterns matches, as file names match.
-
-        Raises:
-            WrongUseError: none matches one of them.
-        """
+        """Return the names that one of the patterns matches, as file names match."""
         for pattern in patterns:
             if not fnmatch.filter(self._axes, pattern):
                 near = difflib.get_close_matches(pattern, self._axes, 3)
@@ -172,11 +165,11 @@ class FloatReference:
         Args:
             names: of those to compare; none for all that both have.
         """
-        wanted = self._axes.keys() & set(names or self._axes)
+        selection = self._axes.keys() & set(names or self._axes)
         pieces: dict[str, dict[int, Floats]] = {}
         for name, values in step.values.items():
             whole, place = (name, None) if name in self._axes else whole_name(name)
-            if whole in wanted:
+            if whole in selection:
                 pieces.setdefault(whole, {})[place or 0] = values
         last = slice(step.first, len(step.tokens))
         deviations = []
@@ -209,16 +202,16 @@ class FloatReference:
             for name, rows in calls.items():
                 values: npt.NDArray[Any] = outputs[name]
                 axes = self._axes[name]
-                taken = axes.rows(values, first, count, shape.past, len(tokens))
-                rows.append(taken.astype(np.float32))
+                own_rows = axes.rows(values, first, count, shape.past, len(tokens))
+                rows.append(own_rows.astype(np.float32))
             first += count
 
         with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
             model = build_decoder(self._checkpoint, shape)
             infer_shapes(model)
-            known = set(model.graph.outputs)
-            made = (value for node in model.graph for value in node.outputs)
-            model.graph.outputs.extend(v for v in made if v.name in calls and v not in known)
+            own = set(model.graph.outputs)
+            inner_values = (value for node in model.graph for value in node.outputs)
+            model.graph.outputs.extend(v for v in inner_values if v.name in calls and v not in own)
             path = save_model(model, Path(folder) / MODEL_FILE)
             config = self._checkpoint.config
             with HostLoop({shape.ar: [OnnxRunner(path)]}, config, on_outputs=keep) as loop:
@@ -288,7 +281,7 @@ def _value_shapes(checkpoint: Checkpoint, shape: GraphShape) -> dict[str, tuple[
 def _difference(
     dims: Sequence[int], other: Sequence[int], *, without: int | None = None
 ) -> int | None:
-    """Return the axis whose sizes differ."""
+    """Return the axis that differs in size."""
     pairs = enumerate(zip(dims, other, strict=True))
     return next((axis for axis, (a, b) in pairs if a != b and axis != without), None)
 

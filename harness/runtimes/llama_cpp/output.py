@@ -57,7 +57,7 @@ class LlamaBenchTest:
         """Read an object of `-o json`, or a row of another form under the same names.
 
         Raises:
-            KeyError, ValueError: a field is missing, or is not what it should be.
+            KeyError, ValueError: a field is missing, or of another type.
         """
         prompt, generated, depth = (_count(entry, f"n_{key}") for key in ("prompt", "gen", "depth"))
         speeds = entry.get("samples_ts", [entry.get("avg_ts")])
@@ -148,12 +148,12 @@ def parse_chunks(text: str, scored: Sequence[int], device: str) -> tuple[float, 
     Args:
         scored: number of tokens that each chunk scores.
     """
-    printed = [(int(number), float(value)) for number, value in _CHUNK.findall(text)]
-    if [number for number, _ in printed] != list(range(1, len(scored) + 1)):
-        reason = f"llama-perplexity scored {len(printed)} windows, not {len(scored)}"
+    chunks = [(int(number), float(value)) for number, value in _CHUNK.findall(text)]
+    if [number for number, _ in chunks] != list(range(1, len(scored) + 1)):
+        reason = f"llama-perplexity scored {len(chunks)} windows, not {len(scored)}"
         raise RuntimeOutputError(device, reason)
     perplexities, loss, tokens = [], 0.0, 0
-    for (_, value), count in zip(printed, scored, strict=True):
+    for (_, value), count in zip(chunks, scored, strict=True):
         if not 1 <= value < math.inf:
             reason = f"llama-perplexity printed a perplexity of {value}"
             raise RuntimeOutputError(device, reason)

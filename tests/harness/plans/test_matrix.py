@@ -17,7 +17,7 @@ from harness.plans.cells import Cell
 from harness.plans.matrix import cell_as_mapping, expand, select
 from harness.plans.plan_file import Plan, load_plan
 from harness.runtimes import registry
-from harness.runtimes.genie.model import GenieModel
+from harness.runtimes.genie.runtime import GenieModel
 from harness.workloads.registry import AnyWorkload
 from tests.harness.plans.farm import members
 from tests.harness.runtimes.stopwatch import script

@@ -18,8 +18,7 @@ from harness.errors import RunnerError, RuntimeChoiceError
 from harness.runtimes.base import GenerationRequest, RuntimeOptions, StepWindow
 from harness.runtimes.bundles.sources import PROGRAMS
 from harness.runtimes.genie.bundle import genie_bundle
-from harness.runtimes.genie.model import GenieModel
-from harness.runtimes.genie.runtime import GenieRuntime
+from harness.runtimes.genie.runtime import GenieModel, GenieRuntime
 from harness.runtimes.graph.runtime import GraphRuntime
 from harness.runtimes.run_folder import runner_command
 from suites.models import tiny_llama

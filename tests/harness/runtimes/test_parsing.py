@@ -13,8 +13,12 @@ from harness.deploy.store import DISK_FULL
 from harness.devices.base import CommandResult
 from harness.errors import DeviceFullError, RuntimeOutputError
 from harness.runtimes.base import GenerationResult
-from harness.runtimes.genie.profile import find_early_end, parse_clock, parse_profile
-from harness.runtimes.genie.runtime import generated_text
+from harness.runtimes.genie.output import (
+    find_early_end,
+    generated_text,
+    parse_clock,
+    parse_profile,
+)
 from harness.runtimes.run_folder import RunFolder, parse_run_line
 from harness.workloads.base import check_length
 

@@ -14,8 +14,8 @@ from buildlib.errors import ContainerError
 from harness.devices.device import Device
 from harness.errors import WrongUseError
 from harness.runtimes.base import Framing, Generates, GenerationRequest
-from harness.runtimes.genie.model import GenieModel
-from harness.runtimes.graph.model import GraphModel
+from harness.runtimes.genie.runtime import GenieModel
+from harness.runtimes.graph.runtime import GraphModel
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.chat import Chat
 from harness.workloads.dialog import Dialog

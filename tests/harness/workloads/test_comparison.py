@@ -18,7 +18,7 @@ from harness.results.comparison import (
 from harness.results.metrics import Measurement
 from harness.results.store import LazyResultsStore, RunFilter
 from harness.results.verdicts import Verdict
-from harness.runtimes.genie.model import GenieModel
+from harness.runtimes.genie.runtime import GenieModel
 from harness.runtimes.registry import open_model
 from harness.workloads.bench import Bench
 from harness.workloads.bench_series import BenchSeries

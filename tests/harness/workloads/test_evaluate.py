@@ -13,7 +13,7 @@ from harness.evaluation.choices import encode_question
 from harness.evaluation.tasks import Choices, read_task
 from harness.results.store import ResultsStore
 from harness.runtimes.files import open_container
-from harness.runtimes.genie.model import GenieModel
+from harness.runtimes.genie.runtime import GenieModel
 from harness.runtimes.tokenizer import load_tokenizer
 from harness.workloads.base import Recording
 from harness.workloads.evaluate import ITEMS, Evaluate

@@ -19,7 +19,7 @@ from harness.errors import (
 from harness.results.identity import Subject
 from harness.results.llama_bench import list_tests
 from harness.results.store import ResultsStore
-from harness.runtimes.genie.profile import parse_profile
+from harness.runtimes.genie.output import parse_profile
 from harness.runtimes.registry import open_model
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench

@@ -18,8 +18,8 @@ from harness.runtimes.bundles.checks import check_bundle, find_build, find_fault
 from harness.runtimes.bundles.sources import find_genie
 from harness.runtimes.files import check_fit
 from harness.runtimes.genie.bundle import genie_bundle
-from harness.runtimes.genie.model import GenieModel
-from harness.runtimes.graph.model import GraphModel
+from harness.runtimes.genie.runtime import GenieModel
+from harness.runtimes.graph.runtime import GraphModel
 from tests.buildlib.op_packages import build_library
 
 PHONE = DeviceProperties(

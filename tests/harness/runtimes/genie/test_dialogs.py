@@ -18,8 +18,7 @@ from harness.devices.device import Device
 from harness.errors import HostFileError, PromptTooLongError, WrongUseError
 from harness.runtimes.base import Generates, GenerationRequest
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.genie.model import GenieModel
-from harness.runtimes.genie.runtime import GenieRuntime
+from harness.runtimes.genie.runtime import GenieModel, GenieRuntime
 from harness.runtimes.run_folder import RunFolder, runner_command
 from harness.workloads.dialog import Dialog
 from harness.workloads.generate import Generate

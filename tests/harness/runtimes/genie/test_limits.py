@@ -11,7 +11,7 @@ from harness.errors import WrongUseError
 from harness.exit_codes import NO_ANSWER
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import open_container
-from harness.runtimes.genie.configuration import config_of
+from harness.runtimes.genie.runtime import config_of
 from tests import command_line
 from tests.repackaged import repackage
 

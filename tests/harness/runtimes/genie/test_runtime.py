@@ -28,8 +28,7 @@ from harness.errors import (
     RuntimeOutputError,
 )
 from harness.runtimes.base import Generates, GenerationRequest, RuntimeOptions
-from harness.runtimes.genie.model import GenieModel
-from harness.runtimes.genie.runtime import GenieRuntime
+from harness.runtimes.genie.runtime import GenieModel, GenieRuntime
 from harness.virtual_device import manager
 from harness.virtual_device.faults import Corrupt, Stall
 from suites.models import tiny_llama

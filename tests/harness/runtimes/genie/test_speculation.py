@@ -13,8 +13,7 @@ from harness.devices.device import Device
 from harness.errors import WrongUseError
 from harness.runtimes.base import Conversation, ConversationRequest, Converses
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.genie.model import GenieModel
-from harness.runtimes.genie.runtime import GenieRuntime
+from harness.runtimes.genie.runtime import GenieModel, GenieRuntime
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session
 

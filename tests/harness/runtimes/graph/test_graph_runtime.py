@@ -33,8 +33,7 @@ from harness.runtimes.base import (
 )
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.genie.runtime import GenieRuntime
-from harness.runtimes.graph.model import open_model
-from harness.runtimes.graph.runtime import GraphRuntime
+from harness.runtimes.graph.runtime import GraphRuntime, open_model
 from harness.runtimes.graph.tensors import FloatReference, parse_dump
 from suites.models import tiny_llama
 

@@ -19,9 +19,8 @@ from harness.errors import (
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationRequest, RuntimeOptions, SpeedRequest
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.llama_cpp.model import LlamaCppModel, open_model
 from harness.runtimes.llama_cpp.output import parse_timings
-from harness.runtimes.llama_cpp.runtime import LlamaCppRuntime
+from harness.runtimes.llama_cpp.runtime import LlamaCppModel, LlamaCppRuntime, open_model
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.perplexity import Perplexity, float_perplexity

@@ -1,23 +1,31 @@
-"""Genie's profile JSON, as `genie-t2t-run --profile` writes it, to metrics.
+"""Output of Genie's runners: the answer, the profile, the clock, a trace and a perplexity.
 
-Each event holds its figures as `{"value": ..., "unit": ...}`. The unit in the file decides, never
-the name: figures without a known unit are refused. Unknown events and keys are skipped, since
-releases add them. Layout: "Genie Profile", docs.qualcomm.com 80-63442-10; the figures' names were
-read from files that Genie 1.21 wrote.
+A profile is the JSON that `genie-t2t-run --profile` writes. Each event holds its figures as
+`{"value": ..., "unit": ...}`. The unit in the file decides, never the name: figures without a known
+unit are refused. Unknown events and keys are skipped, since releases add them. Layout: "Genie
+Profile", docs.qualcomm.com 80-63442-10; the figures' names were read from files that Genie 1.21
+wrote.
 """
 
 import json
 import math
+import re
 import reprlib
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
+from buildlib.container.genie_config import GenieConfig
 from buildlib.validation import first_fault
 from harness.errors import RuntimeOutputError
-from harness.runtimes.base import EarlyEnd
+from harness.results.records import Positions
+from harness.runtimes.base import EarlyEnd, PerplexityResult, Window
 
+_BEGIN = "[BEGIN]: "
+_END = "[END]"
+IDS = re.compile(r"[0-9 ]*")
+"""Token ids as runners print them."""
 # figure in the profile -> our metric
 _METRICS = {
     "init-time": "init_s",
@@ -67,9 +75,9 @@ def complete_figures(
         clocked: stands in for all figures of a query that the profile lacks, by metric.
     """
     metrics = {**clocked, **figures}
-    missing = REQUIRED - metrics.keys()
-    if missing:
-        reason = f"the Genie profile lacks {', '.join(sorted(missing))}"
+    gaps = REQUIRED - metrics.keys()
+    if gaps:
+        reason = f"the Genie profile lacks {', '.join(sorted(gaps))}"
         raise RuntimeOutputError(device, reason)
     if metrics["generated_tokens"] < 2:  # no token came after the first: there is no decode rate
         metrics.pop("decode_tokens_per_s", None)
@@ -103,7 +111,7 @@ class TokenTimes(BaseModel):
     pieces: Annotated[list[Annotated[float, Field(ge=0, le=86_400)]], FailFast()]
 
     def metrics(self, prompt_tokens: int) -> dict[str, float]:
-        """Return what the profile would say, measured from outside.
+        """Return the profile's metrics, measured from outside.
 
         A prefill ends with the first token.
 
@@ -154,8 +162,8 @@ def find_early_end(
     if clock.status == _CONTEXT_EXCEEDED:
         return EarlyEnd(count, asked, "the context is full")
     if generated > count:
-        ended = "an end-of-sequence token" + (" or a stop sequence" if stops else "")
-        return EarlyEnd(count, asked, f"{ended} ended it")
+        cause = "an end-of-sequence token" + (" or a stop sequence" if stops else "")
+        return EarlyEnd(count, asked, f"{cause} ended it")
     return EarlyEnd(count, asked, None)
 
 
@@ -178,3 +186,72 @@ def _value(name: str, figure: Any) -> float:  # noqa: ANN401  (raw JSON)
     if not math.isfinite(value):
         raise ValueError(f"{name} is {value!r}")
     return float(value) * _UNITS[unit]
+
+
+def generated_text(output: str, device: str) -> str:
+    """Return the generated text between the marks.
+
+    The prompt is echoed before the first mark and the model's text may itself hold marks, so the
+    text runs from the first mark at the start of a line to the last end mark.
+    """
+    start = output.rfind("\n" + _BEGIN)
+    end = output.rfind(_END)
+    if start < 0 or end < start:
+        raise RuntimeOutputError(device, "the runner printed no [BEGIN]: ... [END]")
+    return output[start + 1 + len(_BEGIN) : end]
+
+
+def parse_ids(printed: str, config: GenieConfig, device: str) -> tuple[int, ...]:
+    """Return the token ids that a runner printed."""
+    if not IDS.fullmatch(printed):
+        reason = "the runner printed something else than token ids"
+        raise RuntimeOutputError(device, reason)
+    ids = tuple(int(word) for word in printed.split() if len(word) < 10)
+    size = config.dialog.context.n_vocab
+    if any(token >= size for token in ids):
+        reason = f"the runner printed token {max(ids)}, outside the vocabulary of {size}"
+        raise RuntimeOutputError(device, reason)
+    return ids
+
+
+_LARGEST = 1e300
+
+
+class _WindowRecord(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    perplexity: float = Field(ge=1.0, le=_LARGEST)
+    tokens: int = Field(ge=1)
+
+
+class _Result(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    format: int = Field(ge=1, le=1)
+    perplexity: float = Field(ge=1.0, le=_LARGEST)
+    positions: Literal["first_cl_minus_ar"]
+    n_tokens: int = Field(ge=1)
+    retries: int = Field(ge=0)
+    windows: Annotated[list[_WindowRecord], FailFast()]
+
+
+def parse_perplexity(
+    text: str, windows: Sequence[Window], device: str, positions: Positions = "first_cl_minus_ar"
+) -> PerplexityResult:
+    """Return the result as numbers.
+
+    Args:
+        positions: that the windows were cut for.
+    """
+    try:
+        result = _Result.model_validate_json(text)
+    except ValidationError as error:
+        reason = f"unreadable perplexity result: {first_fault(error, _Result)}"
+        raise RuntimeOutputError(device, reason) from error
+    scored = sum(len(window.scored) for window in windows)
+    if len(result.windows) != len(windows) or result.n_tokens != scored:
+        done, asked = f"{len(result.windows)} windows", f"{len(windows)} windows"
+        reason = f"scored {done} with {result.n_tokens} tokens, not {asked} with {scored}"
+        raise RuntimeOutputError(device, reason)
+    perplexities = [window.perplexity for window in result.windows]
+    return PerplexityResult.of(perplexities, windows, positions, retries=result.retries)
