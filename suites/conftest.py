@@ -23,8 +23,8 @@ def _fitting_container(request: pytest.FixtureRequest) -> None:
     if not {"container", "session"}.intersection(request.fixturenames):
         return
     container: GenAIContainer = request.getfixturevalue("container")
-    wanted = request.module.__name__.endswith("test_embeddings")
-    if container.embeds != wanted:
+    needs_encoder = request.module.__name__.endswith("test_embeddings")
+    if container.embeds != needs_encoder:
         pytest.skip(f"the container holds a {'text encoder' if container.embeds else 'dialog'}")
 
 

@@ -32,12 +32,12 @@ def demo(
         stack.enter_context(steps.demo_lock())
         progress = stack.enter_context(steps.DemoProgress(total=2 + 3 * len(SOCS)))
         store = stack.enter_context(ResultsStore.open(db))
-        built = {soc: steps.build(soc, out / "containers" / soc, progress) for soc in SOCS}
-        references = steps.host_references(built[SOCS[0]], progress)
+        builds = {soc: steps.build(soc, out / "containers" / soc, progress) for soc in SOCS}
+        references = steps.host_references(builds[SOCS[0]], progress)
         server = stack.enter_context(steps.adb_server())
         for soc in SOCS:
             device = stack.enter_context(steps.virtual_device(soc, server, progress))
-            steps.measure(built[soc].container, device, store, references, progress)
+            steps.measure(builds[soc].container, device, store, references, progress)
         progress.step(f"report {out / 'report.html'}")
     steps.report(db, out / "report.html")
     steps.print_leftovers(SOCS)

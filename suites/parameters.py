@@ -1,4 +1,4 @@
-"""Parameters of the suites: `--suite-param NAME=VALUE`, else what fits the container."""
+"""Parameters of the suites: `--suite-param NAME=VALUE`, else values that fit the container."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -106,11 +106,7 @@ class SuiteParameters:
 
 
 def parameters(config: pytest.Config) -> SuiteParameters:
-    """Read the parameters of this run of pytest.
-
-    Raises:
-        pytest.UsageError: see `SuiteParameters.read`.
-    """
+    """Read the parameters of this run of pytest."""
     return SuiteParameters.read(read_settings(config).params)
 
 

@@ -72,17 +72,17 @@ def test_every_graph_goes_on_alike(basic: Session) -> None:
     graphs = basic.container.metadata.graphs
     if len(graphs.auto_regression_numbers) * len(graphs.context_lengths) == 1:
         pytest.skip("the container has one graph")
-    known = _NEW_TOKENS // 2
-    ends = (length - known for length in graphs.context_lengths[:-1])
+    half = _NEW_TOKENS // 2
+    ends = (length - half for length in graphs.context_lengths[:-1])
     limit = limit_of(basic)
-    most = min(limit.longest_prompt - known, limit.context_length - _NEW_TOKENS)
+    most = min(limit.longest_prompt - half, limit.context_length - _NEW_TOKENS)
     lengths = {min(max(n, 2), most) for n in (*graphs.auto_regression_numbers, *ends)}
     for length in sorted(lengths):
         prompt = _prompt(basic, length)
         whole = _ids(basic, prompt)
-        if len(whole) > known:
-            rest = _ids(basic, prompt + whole[:known], len(whole) - known)
-            assert rest == whole[known:], f"after a prompt of {length} tokens"
+        if len(whole) > half:
+            rest = _ids(basic, prompt + whole[:half], len(whole) - half)
+            assert rest == whole[half:], f"after a prompt of {length} tokens"
 
 
 def test_a_list_of_eos_tokens_ends_the_answer(
@@ -124,10 +124,10 @@ def test_a_sliding_window_outgrows_the_context(
             "sliding-window": {"version": 1, "window-size": max(length // 3, 1)},
         }
 
-    generated = _ids(basic, prompt, new_tokens, configured(slide))
-    if len(prompt) + len(generated) < longest:
-        pytest.skip(f"the model ends its answer after {len(generated)} tokens")
-    assert len(generated) == new_tokens
+    tokens = _ids(basic, prompt, new_tokens, configured(slide))
+    if len(prompt) + len(tokens) < longest:
+        pytest.skip(f"the model ends its answer after {len(tokens)} tokens")
+    assert len(tokens) == new_tokens
 
 
 def test_every_stream_is_answered(basic: Session, configured: Callable[[Edit], str]) -> None:

@@ -16,10 +16,10 @@ _TURNS = ("In the beginning", "And the earth was", "And God said", "And there wa
 def turns(session: Session, suite_parameters: SuiteParameters) -> tuple[str, ...]:
     """As many turns as the context has room for with their answers."""
     tokenizer = load_tokenizer(session.model.tokenizer)
-    used, turns = 1, []
+    length, turns = 1, []
     for turn in _TURNS[: suite_parameters.turns]:
-        used += len(encode(tokenizer, turn)) + _NEW_TOKENS
-        if used > limit_of(session).longest_prompt:
+        length += len(encode(tokenizer, turn)) + _NEW_TOKENS
+        if length > limit_of(session).longest_prompt:
             break
         turns.append(turn)
     if len(turns) < _FEWEST:

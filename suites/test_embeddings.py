@@ -38,8 +38,8 @@ def test_embeddings(
     else:
         texts = list(tiny_encoder.heldout_sentences(_TEXTS))
     workload = Embed.of(texts=tuple(texts), reference=str(checkpoint))
-    found = workload.run(session, recording()).output
-    least = min(found.cosines)
+    output = workload.run(session, recording()).output
+    least = min(output.cosines)
     record_measurement(COSINE, least, test=f"least of {len(texts)} texts")
-    text = texts[found.cosines.index(least)]
+    text = texts[output.cosines.index(least)]
     assert least >= suite_parameters.min_cosine, f"the cosine with float is {least:.4f} of {text!r}"

@@ -94,15 +94,15 @@ def test_decode_steps(
         text = tiny_llama.heldout_text() if own else bench_text()
     most = min(suite_parameters.windows, DEFAULT_STEP_WINDOWS)
     steps = cut_steps(session.model.windows(text, most))
-    expected = float_steps(checkpoint, session.model.info, steps)
-    found = compare_steps(session, text, steps, expected, recording()).output.divergence
-    record_measurement.note(KL_DIVERGENCE, found.kl)
-    record_measurement.note(TOP1_AGREEMENT, found.top1)
+    logits = float_steps(checkpoint, session.model.info, steps)
+    divergence = compare_steps(session, text, steps, logits, recording()).output.divergence
+    record_measurement.note(KL_DIVERGENCE, divergence.kl)
+    record_measurement.note(TOP1_AGREEMENT, divergence.top1)
     precise = default_tolerance(container.precision) == default_tolerance("W8A16")
     bound = suite_parameters.max_kl
     bound = bound if bound is not None else _KL_OF_8_BITS if precise else _KL_OF_4_BITS
-    assert found.kl <= bound, (
-        f"the KL divergence from float is {found.kl:.4f} nats, above {bound:g}"
+    assert divergence.kl <= bound, (
+        f"the KL divergence from float is {divergence.kl:.4f} nats, above {bound:g}"
     )
 
 

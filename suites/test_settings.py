@@ -36,24 +36,24 @@ def test_a_stop_sequence_ends_the_answer(basic: Session) -> None:
     stop = whole.strip()[len(whole.strip()) // 2 :][:2]
     if not stop.strip():
         pytest.skip(f"the answer {whole!r} has nothing to stop at")
-    cut = ask(basic, _PROMPT, max_tokens=6, stop=(stop,)).text
-    assert cut.rstrip() == whole[: whole.index(stop)].rstrip()
+    answer = ask(basic, _PROMPT, max_tokens=6, stop=(stop,)).text
+    assert answer.rstrip() == whole[: whole.index(stop)].rstrip()
 
 
 def test_a_saved_dialog_goes_on(basic: Session, tmp_path: Path) -> None:
     """A restored dialog goes on as if nothing had been between."""
     together = converse(basic, _PROMPT, _MORE, max_tokens=_NEW_TOKENS)
-    saved = str(tmp_path / "saved")
-    first = converse(basic, _PROMPT, max_tokens=_NEW_TOKENS, save=saved)
-    second = converse(basic, _MORE, max_tokens=_NEW_TOKENS, restore=saved)
+    folder = str(tmp_path / "saved")
+    first = converse(basic, _PROMPT, max_tokens=_NEW_TOKENS, save=folder)
+    second = converse(basic, _MORE, max_tokens=_NEW_TOKENS, restore=folder)
     assert (*first, *second) == together
 
 
 def test_rewinding_is_as_good_as_a_fresh_start(basic: Session) -> None:
     """A turn that rewinds is answered as if it were the first."""
-    changed = f"{_PROMPT} of the"
-    rewound = converse(basic, f"{_PROMPT} God", changed, max_tokens=_NEW_TOKENS, rewind=True)
-    assert rewound[1] == ask(basic, changed, max_tokens=_NEW_TOKENS).text
+    other = f"{_PROMPT} of the"
+    rewound = converse(basic, f"{_PROMPT} God", other, max_tokens=_NEW_TOKENS, rewind=True)
+    assert rewound[1] == ask(basic, other, max_tokens=_NEW_TOKENS).text
 
 
 def test_an_adapter_comes_and_goes(basic: Session) -> None:

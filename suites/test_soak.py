@@ -41,8 +41,8 @@ def test_speed_holds(
         if MEMORY in result.metrics:  # on a very busy device there may be none
             memory.append(result.metrics[MEMORY])
             record_measurement(MEMORY, memory[-1])
-        found = judge_throttling(result.telemetry)
-        throttled += found.reasons if found.throttled else ()
+        throttling = judge_throttling(result.telemetry)
+        throttled += throttling.reasons if throttling.throttled else ()
         record_measurement("prefill_tokens_per_s", rates[-1])
     record_measurement.show("soak", "prefill_tokens_per_s", tuple(rates))
     assert len(texts) == 1, f"one query, several answers: {sorted(texts)}"

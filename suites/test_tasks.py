@@ -25,10 +25,10 @@ def test_task(
         task = _CLOZE
     workload = Evaluate.of(task=str(task), limit=suite_parameters.rows)
     workload.check(session.model)
-    found = workload.run(session, recording()).output
-    rows = [row for row in found.task.rows if isinstance(row, Choices)]
+    output = workload.run(session, recording()).output
+    rows = [row for row in output.task.rows if isinstance(row, Choices)]
     if not rows:
         return
     chance = sum(1 / len(row.choices) for row in rows) / len(rows)
-    accuracy = found.values["accuracy"]
+    accuracy = output.values["accuracy"]
     assert accuracy > chance, f"{accuracy:.3f} of {len(rows)} questions; guessing has {chance:.3f}"

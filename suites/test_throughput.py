@@ -119,8 +119,8 @@ def _decode(
     if not run.values(DECODE_RATE):
         pytest.skip("the model ended its answer after one token: nothing was decoded")
     # A model may end its answer early; the name says what was decoded.
-    done = int(min(run.values("generated_tokens")))
-    record.run(run, DECODE_RATE, test=f"tg{done}{suffix}")
+    count = int(min(run.values("generated_tokens")))
+    record.run(run, DECODE_RATE, test=f"tg{count}{suffix}")
     assert len(run.values(DECODE_RATE)) == suite_parameters.repetitions
 
 

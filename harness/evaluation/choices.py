@@ -42,11 +42,11 @@ class EncodedQuestion:
     @property
     def windows(self) -> list[StepWindow]:
         """The fewest windows whose steps give all choices."""
-        kept: list[tuple[int, ...]] = []
+        longest: list[tuple[int, ...]] = []
         for choice in sorted(self.choices, key=len, reverse=True):
-            if not any(_gives(window, choice) for window in kept):
-                kept.append(choice)
-        return [StepWindow(self.prompt, following, self.bos) for following in kept]
+            if not any(_gives(window, choice) for window in longest):
+                longest.append(choice)
+        return [StepWindow(self.prompt, following, self.bos) for following in longest]
 
     def scores(self, logits: "Sequence[npt.NDArray[np.float32]]") -> ChoiceScores:
         """Score the choices.
@@ -68,7 +68,7 @@ class EncodedQuestion:
 def encode_question(
     tokenizer: "Tokenizer", prompt: str, choices: Sequence[str], answer: int, *, chat: bool = False
 ) -> EncodedQuestion:
-    """Encode a prompt, and what follows it.
+    """Encode a prompt, and the choices that follow it.
 
     Spaces at the end of a prompt go to the choices, and a choice is encoded with the prompt before
     it, as lm-evaluation-harness does.
@@ -80,16 +80,18 @@ def encode_question(
     Raises:
         ValueError: a choice, or the prompt, has no token of its own.
     """
-    kept = prompt.rstrip()
-    before = encode(tokenizer, kept)
+    text = prompt.rstrip()
+    before = encode(tokenizer, text)
     delimiter = "" if chat else " "
-    found = [encode(tokenizer, prompt + delimiter + choice)[len(before) :] for choice in choices]
-    if not before or not all(found):
-        missing = next((choice for choice, ids in zip(choices, found, strict=True) if not ids), "")
-        what = f"the choice {missing[:40]!r}" if before else "the prompt"
+    tokens = [encode(tokenizer, prompt + delimiter + choice)[len(before) :] for choice in choices]
+    if not before or not all(tokens):
+        empty_choice = next(
+            (choice for choice, ids in zip(choices, tokens, strict=True) if not ids), ""
+        )
+        what = f"the choice {empty_choice[:40]!r}" if before else "the prompt"
         raise ValueError(f"{what} has no token of its own")
     lengths = tuple(len(choice.encode()) for choice in choices)
-    return EncodedQuestion(tuple(before), tuple(map(tuple, found)), lengths, answer, not chat)
+    return EncodedQuestion(tuple(before), tuple(map(tuple, tokens)), lengths, answer, not chat)
 
 
 def _gives(window: Sequence[int], choice: Sequence[int]) -> bool:

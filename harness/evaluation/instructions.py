@@ -51,10 +51,10 @@ class Instruction:
         """
         if name not in _CHECKS:
             raise ValueError(f"no such instruction: {name!r}")
-        given = {key: value for key, value in arguments.items() if value is not None}
-        made = cls(name, given)
-        made._holds("")  # which checks the arguments
-        return made
+        values = {key: value for key, value in arguments.items() if value is not None}
+        instruction = cls(name, values)
+        instruction._holds("")  # which checks the arguments
+        return instruction
 
     def is_followed(self, answer: str, *, loose: bool = False) -> bool:
         """Return whether an answer follows it; an empty one follows nothing."""
@@ -70,9 +70,9 @@ class Instruction:
 
 def _variants(answer: str) -> Iterator[str]:
     lines = answer.split("\n")
-    cut = (lines, lines[1:], lines[:-1], lines[1:-1])
-    for kept in cut:
-        text = "\n".join(kept) if kept is lines else "\n".join(kept).strip()
+    selections = (lines, lines[1:], lines[:-1], lines[1:-1])
+    for selection in selections:
+        text = "\n".join(selection) if selection is lines else "\n".join(selection).strip()
         yield text
         yield text.replace("*", "")
 
@@ -133,8 +133,8 @@ def _first_word_of_paragraph(
     text: str, num_paragraphs: _Count, nth_paragraph: Annotated[int, Field(ge=1)], first_word: str
 ) -> bool:
     parts = text.split("\n\n")
-    filled = sum(bool(part.strip()) for part in parts)
-    if filled != num_paragraphs or nth_paragraph > filled:
+    count = sum(bool(part.strip()) for part in parts)
+    if count != num_paragraphs or nth_paragraph > count:
         return False
     words = parts[nth_paragraph - 1].split()
     if not words:
@@ -149,8 +149,8 @@ def _placeholders(text: str, num_placeholders: _Count) -> bool:
 
 def _postscript(text: str, postscript_marker: str) -> bool:
     marker = re.sub(r"\s", "", postscript_marker.lower())
-    known = {"p.p.s": r"p\.\s?p\.\s?s", "p.s.": r"p\.\s?s\."}
-    pattern = known.get(marker, re.escape(postscript_marker.lower()))
+    patterns = {"p.p.s": r"p\.\s?p\.\s?s", "p.s.": r"p\.\s?s\."}
+    pattern = patterns.get(marker, re.escape(postscript_marker.lower()))
     return re.search(pattern, text.lower()) is not None
 
 
@@ -184,13 +184,13 @@ def _is_json(text: str) -> bool:
 
 
 def _title(text: str) -> bool:
-    return any(found.lstrip("<").rstrip(">").strip() for found in re.findall(r"<<[^\n]+>>", text))
+    return any(title.lstrip("<").rstrip(">").strip() for title in re.findall(r"<<[^\n]+>>", text))
 
 
 def _two_responses(text: str) -> bool:
     parts = [part.strip() for part in text.split("******")]
-    kept = _between_empty_ends(parts)
-    return len(kept) == 2 and all(kept) and kept[0] != kept[1]
+    responses = _between_empty_ends(parts)
+    return len(responses) == 2 and all(responses) and responses[0] != responses[1]
 
 
 def _repeats_prompt(text: str, prompt_to_repeat: str) -> bool:

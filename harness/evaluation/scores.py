@@ -93,10 +93,10 @@ def _first_highest(values: Sequence[float]) -> int:
 
 
 def _with_error(key: str, hits: Sequence[bool]) -> dict[str, float]:
-    found = {key: statistics.fmean(hits)}
+    values = {key: statistics.fmean(hits)}
     if len(hits) > 1:
-        found[f"{key}_error"] = statistics.stdev(map(float, hits)) / math.sqrt(len(hits))
-    return found
+        values[f"{key}_error"] = statistics.stdev(map(float, hits)) / math.sqrt(len(hits))
+    return values
 
 
 def _share(rows: Sequence[tuple[bool, ...]]) -> float:

@@ -2,7 +2,7 @@
 
 - `question`, `choices`, `answer`, `subject`, as MMLU has them: the prompt letters the choices, and
   the letters are scored.
-- `context`, `choices`, `answer`, as in HellaSwag: the choices are scored, as what follows.
+- `context`, `choices`, `answer`, as in HellaSwag: the choices are scored as continuations.
 - `prompt`, `instruction_id_list`, `kwargs`, as IFEval has them: an answer is generated and checked.
 
 `answer` is a number from 0 or a letter. Prompts are those of lm-evaluation-harness (`mmlu`,
@@ -80,8 +80,8 @@ class Choices(_Row):
 
     def after(self, examples: Sequence["Choices"]) -> str:
         """Return the prompt after solved examples of the same subject."""
-        shown = [one for one in examples if one.subject == self.subject]
-        solved = [f"{one.prompt} {one.answers[one.answer]}\n\n" for one in shown]
+        alike = [one for one in examples if one.subject == self.subject]
+        solved = [f"{one.prompt} {one.answers[one.answer]}\n\n" for one in alike]
         about = ""
         if self.subject is not None:
             subject = self.subject.replace("_", " ")
@@ -113,15 +113,11 @@ class Instructed(_Row):
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
-        """The instructions that can be checked.
-
-        Raises:
-            ValueError: one is unknown, or lacks an argument.
-        """
+        """The instructions that can be checked."""
         pairs = zip(self.instruction_id_list, self.kwargs, strict=True)
         return tuple(
-            Instruction.of(name, given)
-            for name, given in pairs
+            Instruction.of(name, arguments)
+            for name, arguments in pairs
             if name not in Instruction.UNSUPPORTED
         )
 
@@ -184,26 +180,22 @@ def read_task(path: Path, limit: int | None = None) -> Task:
         raise HostFileError(str(path), "it holds questions and prompts: give each a file")
     if choices:
         return Task(path.stem, sha256, choices)
-    kept = [row for row in prompts if not row.unsupported]
-    if not kept:
+    supported = [row for row in prompts if not row.unsupported]
+    if not supported:
         reason = f"no row can be checked: {', '.join(sorted(Instruction.UNSUPPORTED))}"
         raise HostFileError(str(path), reason)
-    return Task(path.stem, sha256, kept, len(prompts) - len(kept))
+    return Task(path.stem, sha256, supported, len(prompts) - len(supported))
 
 
 def task_files(paths: Sequence[Path]) -> list[Path]:
-    """Return files, and those of folders that end in `.jsonl`, in the order of their names.
-
-    Raises:
-        HostFileError: a folder has none.
-    """
-    found: list[Path] = []
+    """Return files, and those of folders that end in `.jsonl`, in the order of their names."""
+    files: list[Path] = []
     for path in paths:
         inside = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         if not inside:
             raise HostFileError(str(path), "it holds no .jsonl files")
-        found += inside
-    return found
+        files += inside
+    return files
 
 
 def _read_row(line: str, path: Path, number: int) -> Row:

@@ -1,7 +1,7 @@
-"""Search for what quantization costs in a pipeline, and for mixed precision within a bound.
+"""Search for the costs of quantization in a pipeline, and for mixed precision within a bound.
 
-The model in float is what the first stage made, the quantized one what the last stage before the
-builder did. Tensors are ranked on this host's CPU, with their own encodings: a weight that a
+The model in float is the output of the first stage, the quantized one that of the last stage before
+the builder. Tensors are ranked on this host's CPU, with their own encodings: a weight that a
 technique has changed counts as changed. A mixture has the original weights at 8 bits where it
 raises them, and the quantized model's own everywhere else. It is chosen on some windows of text and
 checked on others: on the CPU, and then, as an option of the recipe's quantization, which runs again
@@ -142,9 +142,9 @@ class Bisection:
         print_rows(headings, rows, right=set(headings[1:]))
         if len(rows) < len(costs):
             answers().print(f"and {len(costs) - len(rows)} that cost less")
-        quantized = self.quantized or (MixtureQuality("CPU", "choosing", self.sensitivity.whole),)
+        before = self.quantized or (MixtureQuality("CPU", "choosing", self.sensitivity.whole),)
         checks = [("container", self.container)] if self.container is not None else []
-        checks += [("quantized", check) for check in quantized]
+        checks += [("quantized", check) for check in before]
         checks += [(_name(one.proposal), check) for one in self.tries for check in one.checks]
         self._print_checks(checks)
         if self.proposal is not None:
@@ -184,7 +184,7 @@ class Bisection:
             console.print(f"{self.out}: its model; `{self.build_command}` builds it")
 
     def _outcome(self, proposal: Proposal) -> str:
-        """Say whether the bound is met, and what ended the search if not."""
+        """Say whether the bound is met, and why the search ended if not."""
         last = self.tries[-1].checks[-1]
         where = f"on {'the HTP emulator' if self.checked is not None else 'the CPU'}"
         if self.met:
@@ -343,19 +343,16 @@ def write_mixture(
     """Write the model of a proposal as the folder that `qnnfarm build` takes.
 
     Args:
-        float_model: folder of the model in float, whose weights the raised tensors have.
+        float_model: folder of the model in float, which gives the weights of raised tensors.
         quantized: folder of the quantized model, which gives everything else.
-        proposal: what is raised.
+        proposal: the tensors to raise.
         encodings: of the quantized model, by name.
         out: new folder.
-
-    Raises:
-        ModelFileError: the models cannot be read, or `out` not be written.
     """
     model = load_model(quantized / MODEL_FILE)
-    changed = changed_weights(float_model / MODEL_FILE, quantized / MODEL_FILE)
+    weights = changed_weights(float_model / MODEL_FILE, quantized / MODEL_FILE)
     original = load_model(float_model / MODEL_FILE).graph.initializers
-    back = {n: t for n in proposal.bits if n in changed and (t := original[n].const_value)}
+    back = {n: t for n in proposal.bits if n in weights and (t := original[n].const_value)}
     out.mkdir(parents=True, exist_ok=True)
     if back:
         shapes = {name: tuple(tensor.shape.numpy()) for name, tensor in back.items()}
@@ -374,11 +371,7 @@ def write_mixture(
 
 
 def last_before_builder(pipe: LLMPipeline) -> str:
-    """Return the name of the stage whose output is ranked.
-
-    Raises:
-        PipelineError: the recipe has nothing between loading and building.
-    """
+    """Return the name of the last stage before the builder, which makes the model to rank."""
     names = list(pipe.config.stages)
     last = names.index(BUILDER) - 1 if BUILDER in names else len(names) - 1
     if last < 1:
@@ -410,7 +403,7 @@ class BisectOptions:
         bound: to get within; None ranks only.
         granularity: by default tensors, and layers of large models.
         kinds: of tensors to rank; weights alone can get more bits.
-        both_ways: measure too what the model gains if one alone is left in float.
+        both_ways: measure too the gain of leaving one tensor alone in float.
         choose_on: text to rank and choose on; by default windows of the text to check on, after
             those that check.
         build: build the proposal, and check it on the emulator.
@@ -438,14 +431,14 @@ def bisect_pipeline(
     options: BisectOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Bisection:
-    """Rank what the quantization of a pipeline's model costs, and propose mixed precision.
+    """Rank the costs of a pipeline's quantization, and propose mixed precision.
 
     Args:
         pipe: its stages up to the builder are run if they have not been.
         text: to measure on; by default the data set of the recipe's first metric.
         windows: pieces of it; by default as many as that metric has. With a bound they check the
             proposal, and as many others choose it.
-        options: what to rank, and the bound.
+        options: tensors to rank, and the bound.
         progress: called with (segments run, such in all) while tensors are ranked.
 
     Raises:
@@ -457,17 +450,17 @@ def bisect_pipeline(
     whole, folder = _models(pipe)
     choosing, held_out = _cut(pipe, whole, (text, windows), options)
     encodings = load_encodings(folder / ENCODINGS_FILE).by_name()
-    changed = changed_weights(whole / MODEL_FILE, folder / MODEL_FILE)
-    kept = pipe.cache_root / pipe.model_name
+    weights = changed_weights(whole / MODEL_FILE, folder / MODEL_FILE)
+    parent = pipe.cache_root / pipe.model_name
     with ExitStack() as stack:
         # Variants are put beside the model: not into an entry that other builds check.
-        scratch = Path(stack.enter_context(TemporaryDirectory(dir=kept, prefix=".variants.")))
+        scratch = Path(stack.enter_context(TemporaryDirectory(dir=parent, prefix=".variants.")))
         model = save_model(load_model(whole / MODEL_FILE), scratch / MODEL_FILE)
         config = load_config(whole / CONFIG_FILE)
 
         def open_model(cut: Sequence[Window]) -> SensitivityModel:
             scored = [window.scored for window in cut]
-            return stack.enter_context(SensitivityModel(model, config, scored, changed))
+            return stack.enter_context(SensitivityModel(model, config, scored, weights))
 
         ranking = open_model(choosing)
         sensitivity = rank_tensors(
@@ -484,10 +477,10 @@ def bisect_pipeline(
         checking = open_model(held_out)
         checking.record(encodings)
         measure = measure_sweep(checking, encodings)
-        quantized = measure(())
+        quality = measure(())
         container = _check_container(options.container, whole, checking.reference, "held out")
         search = PrecisionSearch(
-            sensitivity.costs, options.bound.beside(quantized), measure_sweep(ranking, encodings)
+            sensitivity.costs, options.bound.beside(quality), measure_sweep(ranking, encodings)
         )
         make = MixtureMaker(pipe, whole, folder, encodings, scratch)
 
@@ -500,7 +493,7 @@ def bisect_pipeline(
         pipe.manifest.save(pipe.manifest_path)  # of this pipeline again, not of a mixed one
     checks = (
         MixtureQuality("CPU", "choosing", sensitivity.whole),
-        MixtureQuality("CPU", "held out", quantized),
+        MixtureQuality("CPU", "held out", quality),
     )
     return Bisection(
         sensitivity, len(choosing), options.bound, len(held_out), checks, tries,
@@ -515,21 +508,21 @@ def recipe_of(
     shape: tuple[int | None, int | None],
     target: str,
 ) -> tuple[str, dict[str, Any]]:
-    """Return the model and the recipe of what was given without one.
+    """Return model and recipe for a model folder or a container.
 
     Args:
         source: folder of a model, or a container.
         model: that a container was built from.
         quantization: quantization recipe of a model; a container tells the options of its build.
-        shape: AR and CL; None is what the container has, or what suits the model.
+        shape: AR and CL; None is the container's, or a suitable one for the model.
         target: of a model; a container has its own.
 
     Raises:
-        WrongUseError: a container without its model, or whose bits that model does not tell.
+        WrongUseError: a container without its model, or with bits that the model does not tell.
         BuildError: the model or container cannot be read.
     """
     ar, cl = shape
-    named = model or str(source)
+    model_path = model or str(source)
     section: dict[str, Any] = {"recipe_name": quantization}
     if is_container(source):
         if model is None:
@@ -539,14 +532,14 @@ def recipe_of(
         ar, cl = ar or max(graphs.auto_regression_numbers), cl or graphs.context_length
         target = container.metadata.target.name
         section = _quantization_of(container, find_model(model, Path.cwd())[0])
-    recipe = yaml.safe_load(recipe_text(named, target))
+    recipe = yaml.safe_load(recipe_text(model_path, target))
     sizes = recipe["generator_config"]
     recipe["generator_config"] = {
         "sequence_length": ar or sizes["sequence_length"],
         "context_length": cl or sizes["context_length"],
     }
     recipe["stages"]["quantization"] = section
-    return named, recipe
+    return model_path, recipe
 
 
 def _quantization_of(container: GenAIContainer, model: Path) -> dict[str, Any]:
@@ -584,11 +577,7 @@ def _quantization_of(container: GenAIContainer, model: Path) -> dict[str, Any]:
 
 
 def _models(pipe: LLMPipeline) -> tuple[Path, Path]:
-    """Return the folders of the model in float and of the quantized one, which are made if need be.
-
-    Raises:
-        PipelineError: no stage quantizes the model.
-    """
+    """Return the folders of the model in float and of the quantized one; make them if need be."""
     last = last_before_builder(pipe)
     if last not in pipe.completed:
         pipe.construct(until=last)
@@ -619,14 +608,14 @@ def _cut(
     if options.choose_on is not None:
         choosing = ComparedText(whole, options.choose_on, most).windows
         return choosing, ComparedText(whole, text, most).windows
-    cut = ComparedText(whole, text, None if most is None else 2 * most).windows
-    if len(cut) < 2:
+    windows = ComparedText(whole, text, None if most is None else 2 * most).windows
+    if len(windows) < 2:
         raise WrongUseError(
             "the text has one window, and choosing a mixture and checking it need one each: name "
             "a longer text, or another to choose on"
         )
-    checking = len(cut) - len(cut) // 2
-    return cut[checking:], cut[:checking]
+    checking = len(windows) - len(windows) // 2
+    return windows[checking:], windows[:checking]
 
 
 def _find(
@@ -650,8 +639,8 @@ def _find(
             MixtureQuality("CPU", "choosing", proposal.after),
             MixtureQuality("CPU", "held out", quality),
         ]
-        if bound.holds(quality) and (built := build(proposal)) is not None:
-            checks.append(MixtureQuality("HTP emulator", "held out", built))
+        if bound.holds(quality) and (emulated := build(proposal)) is not None:
+            checks.append(MixtureQuality("HTP emulator", "held out", emulated))
         tries.append(Try(proposal, tuple(checks)))
         last = checks[-1].quality
         if bound.holds(last) or len(tries) == most:

@@ -69,9 +69,9 @@ class StageQuality:
 
     Attributes:
         stage: name of the stage, or `device`.
-        where: what ran it.
+        where: the processor that ran it.
         values: by key of `harness.results.metrics`; empty if it cannot run here.
-        note: why it cannot, or what some values are over.
+        note: the reason that it cannot, or the sample of some values.
     """
 
     stage: str
@@ -96,7 +96,7 @@ class PipelineComparison:
     emulator: bool = False
 
     def print(self) -> None:
-        """Print a table on stdout, and what it is over on stderr; float has no distance to show."""
+        """Print a table on stdout, and the size of the sample on stderr; float has no distance."""
         shown = [key for key in _COLUMNS if any(key in one.values for one in self.stages)]
         float_loss = next((one.values.get(PERPLEXITY) for one in self.stages), None)
         rows = []
@@ -145,11 +145,7 @@ class ComparedText:
 
 
 def float_folder(outputs: Mapping[str, object]) -> Path:
-    """Return the folder of the float model that the first stage made.
-
-    Raises:
-        PipelineError: it has made none.
-    """
+    """Return the folder of the float model that the first stage made."""
     folder = next(
         (value.path for value in outputs.values() if isinstance(value, ModelFolder)), None
     )
@@ -167,25 +163,21 @@ def compare_on_host(
         stages: finished stages, each with all outputs up to it; the first makes the float model.
         text: to evaluate on.
         scratch: folder for files that go away.
-
-    Raises:
-        BuildError: a model cannot run.
-        WrongUseError: the text is shorter than one window.
     """
-    cut = text.windows
+    windows = text.windows
     config = load_config(text.model / CONFIG_FILE)
-    scored = [window.scored for window in cut]
+    scored = [window.scored for window in windows]
     rows: list[StageQuality] = []
-    known: dict[object, StageQuality] = {}
+    qualities: dict[object, StageQuality] = {}
     with record_float(text.model / MODEL_FILE, config, scored) as reference:
         for name, outputs in stages:
             key = tuple(sorted((k, str(v)) for k, v in outputs.items()))
-            if not known:  # the first is the model in float, with or without encodings beside it
-                known[key] = StageQuality(name, _WHERE["float"], reference.own().metrics)
-            elif key not in known:
-                known[key] = _evaluate(name, outputs, reference, scratch)
-            rows.append(replace(known[key], stage=name))
-    return PipelineComparison(tuple(rows), len(cut), sum(map(len, scored)))
+            if not qualities:  # the model in float, with or without encodings beside it
+                qualities[key] = StageQuality(name, _WHERE["float"], reference.own().metrics)
+            elif key not in qualities:
+                qualities[key] = _evaluate(name, outputs, reference, scratch)
+            rows.append(replace(qualities[key], stage=name))
+    return PipelineComparison(tuple(rows), len(windows), sum(map(len, scored)))
 
 
 def _evaluate(
@@ -212,16 +204,13 @@ def compare_on_device(
     host: PipelineComparison,
     recording: Recording = UNRECORDED,
 ) -> StageQuality:
-    """Measure a container on a leased device, by Genie, beside what the host found.
+    """Measure a container on a leased device, by Genie, beside the host's figures.
 
     Args:
         session: with the container.
         text: that the host evaluated.
         host: its references are stored with the device's perplexity.
         recording: where runs are stored.
-
-    Raises:
-        HarnessError: the device could not do it.
     """
     scored = score_text(
         session, text.text, recording, windows=text.most, references=_references(host)
@@ -229,15 +218,15 @@ def compare_on_device(
     steps = cut_steps(text.windows[:DEFAULT_STEP_WINDOWS])
     config = load_config(text.model / CONFIG_FILE)
     with open_onnx(text.model / MODEL_FILE, config) as model:
-        expected = model_steps(model, config, steps)
-    compared = compare_steps(session, text.text, steps, expected, recording)
+        logits = model_steps(model, config, steps)
+    divergence = compare_steps(session, text.text, steps, logits, recording)
     prompt = text.windows[0].text[: len(text.windows[0].text) // 2]
     tokens = min(_ANSWER_TOKENS, ContextLimit.of(session.container).context_length // 4)
     workload = Generate.of(prompt=prompt, max_tokens=tokens)
     workload.check(session.model)
     answer = workload.run(session, recording).output
     values = {PERPLEXITY: scored.output.perplexity}
-    values |= {key: compared.values[key] for key in (KL_DIVERGENCE, TOP1_AGREEMENT)}
+    values |= {key: divergence.values[key] for key in (KL_DIVERGENCE, TOP1_AGREEMENT)}
     values |= {key: answer.metrics[key] for key in (PREFILL, DECODE) if key in answer.metrics}
     n_steps = sum(len(window.following) for window in steps)
     note = f"KL divergence and top-1 over {pluralize(n_steps, 'decode step')}; speed by Genie"
@@ -261,9 +250,9 @@ def score_on_host(model: HostModel, text: str, windows: int | None) -> tuple[flo
         The perplexity, `exp` of the mean negative log-likelihood of its tokens, and its standard
         error, None of one window.
     """
-    cut = cut_windows(text, model.tokenizer, model.limit, windows)
+    pieces = cut_windows(text, model.tokenizer, model.limit, windows)
     bos = model.config.bos_token_id
-    losses = [float(window_losses(model.loop, bos, w.scored).mean()) for w in cut]
+    losses = [float(window_losses(model.loop, bos, w.scored).mean()) for w in pieces]
     # windows have as many tokens
     return math.exp(math.fsum(losses) / len(losses)), standard_error(losses)
 
@@ -288,11 +277,7 @@ _LENGTH = "evaluator_config.context_length"
 
 
 def with_windows_of(config: EvaluatorConfig, model: HostModel) -> HostModel:
-    """Return a model of this host with the window length of the recipe.
-
-    Raises:
-        ConfigFileError: its graphs have a shorter context.
-    """
+    """Return a model of this host with the window length of the recipe."""
     length, longest = config.context_length, model.limit.context_length
     if length is None:
         return model
@@ -303,11 +288,7 @@ def with_windows_of(config: EvaluatorConfig, model: HostModel) -> HostModel:
 
 
 def refuse_other_windows(config: EvaluatorConfig, session: Session) -> None:
-    """Check that the recipe's windows are those that Genie scores.
-
-    Raises:
-        ConfigFileError: Genie scores windows of the container's context length alone.
-    """
+    """Check that the recipe's windows are those that Genie scores."""
     own = session.container.metadata.graphs.context_length
     if config.context_length not in {None, own}:
         reason = f"on a device windows have the container's {own} tokens; leave it out"
@@ -315,11 +296,7 @@ def refuse_other_windows(config: EvaluatorConfig, session: Session) -> None:
 
 
 def read_dataset(metric: MetricConfig, folders: tuple[Path, ...]) -> str:
-    """Read the text of a metric from the first folder that has it.
-
-    Raises:
-        ConfigFileError: none has, or it is not a readable text.
-    """
+    """Read the text of a metric from the first folder that has it."""
     key = "evaluator_config.metrics.dataset"
     path, _ = metric.find_text(folders)
     if path is None:

@@ -45,13 +45,7 @@ _NO_METRICS = """\
 
 
 def recipe_text(model: str, target: str) -> str:
-    """Return the text of a recipe for a model and a target.
-
-    Raises:
-        PipelineError: there is no such model.
-        ModelFileError: its `config.json` cannot be read.
-        BuildError: there is no such target.
-    """
+    """Return the text of a recipe for a model and a target."""
     soc = parse_target(target)
     place, _ = find_model(model, Path.cwd())
     folder = place if place.is_dir() else place.parent

@@ -1,7 +1,7 @@
 """Record of a finished `qnnfarm pipeline run`, by which an unchanged one is answered.
 
-What a run gives on this host is decided by files. While all that it read and made is as it was, its
-answer stands: no stage is looked up, and no text is scored again.
+Files alone decide the result of a run on this host. While those that it read and made have not
+changed, its answer stands: no stage is looked up, and no text is scored again.
 """
 
 import json
@@ -60,10 +60,10 @@ class RecordedRun:
             settings = YamlFile(str(file), text, PipelineSettings).content
         except ConfigFileError:
             return None
-        named = model or settings.model_id_or_path
-        if named is None or not settings.enable_cache:
+        model_path = model or settings.model_id_or_path
+        if model_path is None or not settings.enable_cache:
             return None
-        path = (Path.cwd() if model else file.parent) / user_path(named)
+        path = (Path.cwd() if model else file.parent) / user_path(model_path)
         if not path.exists():
             return None
         request = {
@@ -76,12 +76,12 @@ class RecordedRun:
         return cls(settings.cache_root(file.parent), request)
 
     def answer(self) -> dict[str, Any] | None:
-        """Return what the run answered, if everything is as it left it."""
-        finished = find_finished(self.root, self.request)
-        if finished is None:
+        """Return the answer of the run, if no file has changed since."""
+        build = find_finished(self.root, self.request)
+        if build is None:
             return None
         answer: dict[str, Any]
-        answer, outputs = finished.answer
+        answer, outputs = build.answer
         return answer if _made(Path(answer["manifest"])) == outputs else None
 
     def remember(
@@ -108,8 +108,8 @@ class RecordedRun:
             return
         if pipe.config.settings.features != Features():
             return
-        finished = [event for event in events if isinstance(event, StageFinished)]
-        files = {path: sha256 for event in finished for path, sha256 in event.files.items()}
+        ends = [event for event in events if isinstance(event, StageFinished)]
+        files = {path: sha256 for event in ends for path, sha256 in event.files.items()}
         model = folder_of(pipe.model_dir)
         texts, absent = _data_sets(pipe.config.settings, (pipe.config.folder, model))
         try:
@@ -118,7 +118,7 @@ class RecordedRun:
                 [*files, *texts],
                 [model, (model / CALIBRATION_TEXT).parent],
                 [] if out is None else [out],
-                {folder for event in finished for folder in event.folders},
+                {folder for event in ends for folder in event.folders},
                 [answer, _made(pipe.manifest_path)],
                 absent,
             )

@@ -58,11 +58,11 @@ def open_host_model(outputs: Mapping[str, object], scratch: Path) -> Iterator[Ho
     if not isinstance(model, ModelFolder):
         raise PipelineError("no stage has made a model yet; construct() runs them")
     if isinstance(container, Path):
-        with _compiled(GenAIContainer.load(container), model.path) as opened:
-            yield opened
+        with _compiled(GenAIContainer.load(container), model.path) as host_model:
+            yield host_model
     else:
-        with _onnx(model, scratch) as opened:
-            yield opened
+        with _onnx(model, scratch) as host_model:
+            yield host_model
 
 
 @contextmanager

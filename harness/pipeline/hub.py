@@ -15,16 +15,13 @@ def find_model(model: str, base: Path, revision: str | None = None) -> tuple[Pat
 
     Args:
         model: a path, or an id such as `meta-llama/Llama-3.2-1B`.
-        base: what a relative path is relative to.
+        base: of relative paths.
         revision: branch, tag or commit of a model of the hub.
-
-    Raises:
-        PipelineError: it is neither, or cannot be downloaded.
     """
     path = base / user_path(model)
     if path.exists():
-        resolved = path.resolve()
-        return path.absolute(), resolved.name if resolved.is_dir() else resolved.parent.name
+        target = path.resolve()
+        return path.absolute(), target.name if target.is_dir() else target.parent.name
     if not _HUB_ID.fullmatch(model):
         raise PipelineError(
             f"{model}: no such folder, and that is no id of the Hugging Face hub either, "

@@ -94,7 +94,7 @@ class LLMPipeline:
         model_dir: folder of the model, or its ONNX file.
         model_name: names its folder in the cache.
         cache_root: of the stage cache.
-        profiler: what each stage cost; None with `enable_observers: false`.
+        profiler: cost of each stage; None with `enable_observers: false`.
     """
 
     def __init__(self, config: LLMPipelineConfig, model: str | None = None) -> None:
@@ -103,25 +103,21 @@ class LLMPipeline:
         Args:
             config: the checked recipe.
             model: in place of the recipe's `model_id_or_path`.
-
-        Raises:
-            ConfigFileError: neither names a model.
-            PipelineError: it is not a folder, and cannot be had from the hub.
         """
         self.config = config
         self.stages = StageConfigs(config.configs)
         self.profiler = StageProfiler() if config.settings.enable_observers else None
         self._observers: list[StageObserver] = [] if self.profiler is None else [self.profiler]
         settings = config.settings
-        named = model or settings.model_id_or_path
-        if named is None:
+        place = model or settings.model_id_or_path
+        if place is None:
             raise ConfigFileError(
                 "recipe", None, "model_id_or_path", "it is missing; name the model"
             )
         loader = config.configs.get("model_loader")
         revision = getattr(getattr(loader, "hf_pretrained_kwargs", None), "revision", None)
         base = Path.cwd() if model else config.folder
-        self.model_dir, self.model_name = find_model(named, base, revision)
+        self.model_dir, self.model_name = find_model(place, base, revision)
         self.cache_root = self._cache_root()
         self._done: dict[str, _Finished] = {}
 
@@ -141,13 +137,13 @@ class LLMPipeline:
             settings: top-level keys in place of the recipe's, such as `cache_dir`.
 
         Raises:
-            ConfigFileError: names file, line and key of what is wrong.
+            ConfigFileError: names file, line and key of the fault.
             PipelineError: the model is not a folder, and cannot be had from the hub.
         """
-        read = recipe or {}
-        if isinstance(read, str | PathLike):
-            read = Recipe.from_file(read)
-        config = LLMPipelineConfig.of(read, settings)
+        content = recipe or {}
+        if isinstance(content, str | PathLike):
+            content = Recipe.from_file(content)
+        config = LLMPipelineConfig.of(content, settings)
         return cls(config, None if model_id_or_path is None else str(model_id_or_path))
 
     @classmethod
@@ -190,11 +186,7 @@ class LLMPipeline:
         return tuple(self._done)
 
     def add_observer(self, observer: StageObserver) -> None:
-        """Call an observer with the events of stages, after those added before it.
-
-        Raises:
-            ValueError: it was added already.
-        """
+        """Call an observer with the events of stages, after those added before it."""
         if observer in self._observers:
             raise ValueError("the observer was added already")
         self._observers.append(observer)
@@ -210,7 +202,7 @@ class LLMPipeline:
             until: the last stage to run; by default all.
 
         Raises:
-            QnnfarmError: what a stage raises; finished stages are kept.
+            QnnfarmError: a stage failed; finished stages are kept.
         """
         names = list(self.config.stages)
         if until is not None and until not in names:
@@ -224,8 +216,8 @@ class LLMPipeline:
         with StageCache(self.cache_root, self.model_name) as cache:
             for number, name in enumerate(names, start=1):
                 config = self.stages[name].model_dump(mode="json")
-                done = self._done.get(name)
-                if done is None or done.is_loaded or done.entry.config != config:
+                stage = self._done.get(name)
+                if stage is None or stage.is_loaded or stage.entry.config != config:
                     self._forget_from(name)
                     self._run(name, (number, len(names)), outputs, cache)
                     self._save_manifest()
@@ -233,11 +225,7 @@ class LLMPipeline:
         return self
 
     def check_metrics(self) -> None:
-        """Read the texts of the recipe's metrics, so that `evaluate()` will find them.
-
-        Raises:
-            ConfigFileError: one is missing, or is no text.
-        """
+        """Read the texts of the recipe's metrics, so that `evaluate()` will find them."""
         config = self.config.settings.evaluator_config
         for metric in () if config is None else config.metrics:
             self._text_of(metric)
@@ -270,8 +258,8 @@ class LLMPipeline:
                 refuse_other_windows(config, session)
                 scores = {key: score_on_device(session, *text) for key, text in work.items()}
         else:
-            with open_host_model(outputs, self.cache_root / self.model_name) as opened:
-                model = with_windows_of(config, opened)
+            with open_host_model(outputs, self.cache_root / self.model_name) as whole:
+                model = with_windows_of(config, whole)
                 scores = {key: score_on_host(model, *text) for key, text in work.items()}
         values = with_errors(scores)
         self._keep_scores(stage or self.completed[-1], values)
@@ -293,18 +281,13 @@ class LLMPipeline:
             device: runs the container too, by Genie, and measures its speed.
             text: to evaluate on; by default the data set of the recipe's first metric.
             windows: pieces of it; by default as many as that metric has.
-            db: results database for what the device measures.
-
-        Raises:
-            PipelineError: no stage has run, or there is no container for the device.
-            ConfigFileError: no text is given, and the recipe names none.
-            HarnessError: the device could not do it.
+            db: results database for the device's measurements.
         """
         self.outputs(needed_by="compare()")
         stages = [(name, self.outputs(name)) for name in self.completed]
         container = None if device is None else _container(stages[-1][1])
-        compared = ComparedText(float_folder(stages[0][1]), *self.text_to_compare(text, windows))
-        comparison = compare_on_host(stages, compared, self.cache_root / self.model_name)
+        over = ComparedText(float_folder(stages[0][1]), *self.text_to_compare(text, windows))
+        comparison = compare_on_host(stages, over, self.cache_root / self.model_name)
         for one in comparison.stages:
             if one.values:
                 self._keep_scores(one.stage, one.values)
@@ -315,7 +298,7 @@ class LLMPipeline:
             leased_session(container, device) as session,
         ):
             recording = UNRECORDED if store is None else Recording(store.open, new_run_id())
-            row = compare_on_device(session, compared, comparison, recording)
+            row = compare_on_device(session, over, comparison, recording)
             emulator = session.properties.emulator
         return replace(comparison, stages=(*comparison.stages, row), emulator=emulator)
 
@@ -326,10 +309,7 @@ class LLMPipeline:
 
         Args:
             stage: a finished one; by default the latest.
-            needed_by: names in errors what needs them.
-
-        Raises:
-            PipelineError: no stage has run, or not this one.
+            needed_by: the caller, for errors.
         """
         if not self._done:
             raise PipelineError(f"{needed_by} needs a finished stage; call construct() first")
@@ -337,18 +317,14 @@ class LLMPipeline:
             names = ", ".join(self._done)
             raise PipelineError(f"{needed_by}: {stage!r} is no finished stage; there are {names}")
         outputs: dict[str, object] = {}
-        for name, done in self._done.items():
-            outputs |= vars(done.output)
+        for name, stage_output in self._done.items():
+            outputs |= vars(stage_output.output)
             if name == stage:
                 break
         return outputs
 
     def text_to_compare(self, text: str | None, windows: int | None) -> tuple[str, int | None]:
-        """Return the text of a comparison, by default the recipe's, and its number of windows.
-
-        Raises:
-            ConfigFileError: no text is given, and the recipe names none.
-        """
+        """Return the text of a comparison, by default the recipe's, and its number of windows."""
         if text is not None:
             return text, windows or DEFAULT_WINDOWS
         metric = self._metrics("name the text of a metric in it, or give one, `--text`").metrics[0]
@@ -376,13 +352,15 @@ class LLMPipeline:
             PipelineError: no stage has run, or there is no container for the device.
             HarnessError: the device, the prompt or the chat template cannot be used.
         """
-        asked = Generate.of(prompt=prompt, max_tokens=max_tokens, chat=chat or None, system=system)
+        workload = Generate.of(
+            prompt=prompt, max_tokens=max_tokens, chat=chat or None, system=system
+        )
         outputs = self.outputs(needed_by="generate()")
         if device is not None:
             with leased_session(_container(outputs), device) as session:
-                return generate_on_device(session, asked)
+                return generate_on_device(session, workload)
         with open_host_model(outputs, self.cache_root / self.model_name) as model:
-            return generate_on_host(model, asked, folder_of(self.model_dir))
+            return generate_on_host(model, workload, folder_of(self.model_dir))
 
     def export(self, export_dir: str | PathLike[str]) -> Path:
         """Copy the output of the latest stage to a folder: a container, or a model with encodings.
@@ -409,7 +387,7 @@ class LLMPipeline:
             model=str(self.model_dir),
             folder=str(self.config.folder),
             recipe={**settings, "stages": sections},
-            stages=tuple(done.entry for done in self._done.values()),
+            stages=tuple(stage.entry for stage in self._done.values()),
         )
 
     def _run(
@@ -449,7 +427,7 @@ class LLMPipeline:
         self._done[name] = _Finished(entry, output)
 
     def _forget_from(self, name: str) -> None:
-        """Forget what was made by a stage and those after it."""
+        """Forget the outputs of a stage and of those after it."""
         names = list(self.config.stages)
         for later in names[names.index(name) :]:
             self._done.pop(later, None)
@@ -464,9 +442,9 @@ class LLMPipeline:
         return read_dataset(metric, (self.config.folder, folder_of(self.model_dir)))
 
     def _keep_scores(self, name: str, scores: Mapping[str, float]) -> None:
-        done = self._done[name]
-        update = {"metrics": {**done.entry.metrics, **scores}}
-        self._done[name] = replace(done, entry=done.entry.model_copy(update=update))
+        stage = self._done[name]
+        update = {"metrics": {**stage.entry.metrics, **scores}}
+        self._done[name] = replace(stage, entry=stage.entry.model_copy(update=update))
         self._save_manifest()
 
     def _save_manifest(self) -> None:

@@ -25,10 +25,10 @@ class StageEntry(_Part):
 
     Attributes:
         config: its configuration, defaults included.
-        output: its output, whose paths lie in the stage cache.
+        output: its output, with paths into the stage cache.
         seconds: that it took; about nothing if everything of it came from the cache.
         reused: whether it did.
-        metrics: what `evaluate()` said after it, by display name.
+        metrics: results of `evaluate()` after it, by display name.
     """
 
     name: str
@@ -53,7 +53,7 @@ class PipelineManifest(_Part):
     Attributes:
         model: folder of the user's model.
         recipe: the recipe as it ran, changes by the program included.
-        folder: what its relative paths are relative to.
+        folder: base of its relative paths.
     """
 
     version: int = VERSION
@@ -68,11 +68,7 @@ class PipelineManifest(_Part):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a manifest.
-
-        Raises:
-            PipelineError: it cannot be read, or a later version wrote it.
-        """
+        """Read a manifest."""
         try:
             manifest = cls.model_validate_json(path.read_bytes())
         except OSError as error:
@@ -87,11 +83,7 @@ class PipelineManifest(_Part):
 
 
 def find_manifest(cache_dir: Path, model: str | None = None) -> Path:
-    """Find the manifest of a pipeline in its cache folder, or in the model's folder there.
-
-    Raises:
-        PipelineError: there is none, or there are several and no model is named.
-    """
+    """Find the manifest of a pipeline in its cache folder, or in the model's folder there."""
     if (cache_dir / FILE).is_file():
         return cache_dir / FILE
     manifests = {folder.name: folder / FILE for folder in model_folders(cache_dir)}

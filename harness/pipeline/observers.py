@@ -86,7 +86,7 @@ class StageProfile:
 
 
 class StageProfiler:
-    """An observer that records what each stage costs.
+    """An observer that records the cost of each stage.
 
     Attributes:
         profiles: of the finished stages, in order.
@@ -143,7 +143,7 @@ def _resident(process: psutil.Process) -> int:
 
 
 def _new_bytes(folders: Iterable[Path], seen: set[tuple[int, int]]) -> int:
-    """Add up files whose content no folder before had; remember them in `seen`."""
+    """Add up files that no folder before had; remember them in `seen`."""
     total = 0
     for folder in folders:
         for parent, _, names in os.walk(folder):

@@ -35,7 +35,7 @@ class Recipe(dict[str, Any]):
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> Self:
-        """Read a recipe from a file whose name ends in `.yaml` or `.yml`.
+        """Read a recipe from a `.yaml` or `.yml` file.
 
         Raises:
             ConfigFileError: it ends otherwise, cannot be read, or is no YAML mapping.
@@ -47,11 +47,7 @@ class Recipe(dict[str, Any]):
 
     @classmethod
     def from_yaml(cls, path: str | PathLike[str]) -> Self:
-        """Read a recipe from a YAML file.
-
-        Raises:
-            ConfigFileError: it cannot be read, is no YAML mapping, or has other keys than recipes.
-        """
+        """Read a recipe from a YAML file."""
         file = absolute_user_path(path)
         text = read_yaml(file)
         YamlFile(str(path), text, PipelineSettings)
@@ -69,12 +65,12 @@ class Recipe(dict[str, Any]):
 
 @dataclass(frozen=True)
 class LLMPipelineConfig:
-    """A recipe whose keys and values have been checked.
+    """A recipe with checked keys and values.
 
     Attributes:
         stages: the class of each stage, in the order in which they run.
         configs: the configuration of each.
-        folder: what relative paths of the recipe are relative to.
+        folder: base of the recipe's relative paths.
     """
 
     settings: PipelineSettings
@@ -98,13 +94,13 @@ class LLMPipelineConfig:
             ConfigFileError: names file, line and key where there are some, and the nearest key.
         """
         settings = _checked(recipe, (), PipelineSettings, {**recipe, **(overrides or {})})
-        known = StageRegistry().stages()
+        classes = StageRegistry().stages()
         sections = settings.stages or dict.fromkeys(DEFAULT_STAGES)
         for name in sections:
-            if name not in known:
-                hint = NO_DRAFT_STAGES if name.startswith("dm_") else nearest(name, known)
+            if name not in classes:
+                hint = NO_DRAFT_STAGES if name.startswith("dm_") else nearest(name, classes)
                 raise _error(recipe, ("stages", name), f"there is no such stage: {hint}")
-        stages = {name: known[name] for name in sections}
+        stages = {name: classes[name] for name in sections}
         configs = {
             name: _checked(recipe, ("stages", name), stages[name].Config, section or {})
             for name, section in sections.items()
@@ -112,8 +108,8 @@ class LLMPipelineConfig:
         if settings.checkpoint is not None and settings.checkpoint not in stages:
             reason = f"{settings.checkpoint!r} is none of its stages: {', '.join(stages)}"
             raise _error(recipe, ("checkpoint",), reason)
-        for name, missing in find_unbound_inputs(stages):
-            reason = f"it needs {missing}, which no stage before it makes"
+        for name, field in find_unbound_inputs(stages):
+            reason = f"it needs {field}, which no stage before it makes"
             raise _error(recipe, ("stages", name), reason)
         path = recipe.path if isinstance(recipe, Recipe) else None
         return cls(settings, stages, configs, Path.cwd() if path is None else path.parent)
@@ -143,11 +139,7 @@ def _error(recipe: Mapping[str, Any], location: Location, reason: str) -> Config
 
 
 def check_config(name: str, config: StageConfig) -> StageConfig:
-    """Check a configuration again that a program has changed, values within its mappings too.
-
-    Raises:
-        ConfigFileError: names the stage's key.
-    """
+    """Check a configuration again that a program has changed, values within its mappings too."""
     kind = type(config)
     try:
         return kind.model_validate(config.model_dump())

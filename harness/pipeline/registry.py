@@ -44,11 +44,7 @@ class StageRegistry:
         self._registered.pop(name, None)
 
     def stages(self) -> Mapping[str, type[AnyStage]]:
-        """Return every stage by name, those of this project first.
-
-        Raises:
-            WrongUseError: an installed package's stage cannot be loaded.
-        """
+        """Return every stage by name, those of this project first."""
         entries = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
         names = dict.fromkeys((*(name for name in BUILT_IN if name in entries), *sorted(entries)))
         return {name: _load(entries[name]) for name in names} | self._registered
@@ -76,11 +72,7 @@ def _checked(name: str, stage: object) -> type[AnyStage]:
 
 
 def register_stage(name: str) -> Callable[[_S], _S]:
-    """Register a class as the stage of a name: a decorator.
-
-    Raises:
-        WrongUseError: see `StageRegistry.register`.
-    """
+    """Register a class as the stage of a name: a decorator."""
 
     def register(stage: _S) -> _S:
         StageRegistry().register(name, stage)

@@ -48,7 +48,7 @@ class MetricConfig(_Section):
 
     Attributes:
         dataset: a text file, relative to the recipe or in the model's folder.
-        display_name: its key in what `evaluate()` returns.
+        display_name: its key in the result of `evaluate()`.
         windows: pieces of the text, from its start, each of the context length; None: all.
     """
 
@@ -91,8 +91,8 @@ def _known_speculation(config: dict[str, Any]) -> dict[str, Any]:
         speculation_of(config)
     except InvalidOptionError as error:
         key = error.key.removeprefix("speculative_config.")
-        known = f"; there are {', '.join(error.known)}" if error.known else ""
-        raise ValueError(f"{key}: {error.reason}{known}") from error
+        types = f"; there are {', '.join(error.known)}" if error.known else ""
+        raise ValueError(f"{key}: {error.reason}{types}") from error
     return config
 
 
@@ -149,7 +149,7 @@ class PipelineSettings(_Section):
         enable_cache: whether outputs of stages are kept and used again.
         cache_dir: where, relative to the recipe; by default the user's cache folder.
         checkpoint: a stage; every finished stage is kept, this one too.
-        log_level: of what is told while stages run.
+        log_level: of the log while stages run.
         stages: section of each stage, in the order in which they run.
         features: speculative decoding and adapters, which `genai_builder` builds in.
         eaglet: the vendor's way to make a draft, which is refused.

@@ -91,7 +91,7 @@ class StageInput:
 class StageOutput:
     """Base of the outputs of stages.
 
-    A field holds a `ModelFolder`, a path, or what JSON can hold. The manifest keeps it.
+    A field holds a `ModelFolder`, a path, or a JSON value. The manifest keeps it.
     """
 
 
@@ -105,9 +105,9 @@ class Stage(ABC, Generic[InputT, ConfigT, OutputT]):
 
     Attributes:
         name: its section in recipes, set by `register_stage`.
-        Input: frozen dataclass of what it takes.
+        Input: frozen dataclass of its inputs.
         Config: model of its section.
-        Output: frozen dataclass of what it gives.
+        Output: frozen dataclass of its outputs.
     """
 
     name: ClassVar[str] = ""
@@ -116,7 +116,7 @@ class Stage(ABC, Generic[InputT, ConfigT, OutputT]):
     Output: ClassVar[type[StageOutput]] = StageOutput
 
     def check(self, config: ConfigT, settings: PipelineSettings) -> None:
-        """Refuse what a model of the section cannot; called before any stage runs.
+        """Refuse a wrong configuration that its model accepts; called before any stage runs.
 
         Raises:
             QnnfarmError: names the key.
@@ -127,7 +127,7 @@ class Stage(ABC, Generic[InputT, ConfigT, OutputT]):
         """Do the work, through the cache of `context`.
 
         Raises:
-            QnnfarmError: whatever went wrong; `construct()` passes it on.
+            QnnfarmError: on any failure; `construct()` passes it on.
         """
 
     def export(self, output: OutputT, destination: Path) -> Path:
@@ -163,7 +163,7 @@ class StageContext:
         cache_root: of the stage cache.
         runner: runs stages of the build library through the cache.
         on_record: to be called with the records of stages that others run.
-        folder_of_recipe: what its relative paths are relative to.
+        folder_of_recipe: base of its relative paths.
     """
 
     stage: str
@@ -255,7 +255,7 @@ def _code_sha256(kind: type) -> str:
 
 
 def bind_inputs(stage: type[AnyStage], outputs: Mapping[str, object]) -> StageInput:
-    """Fill a stage's input with what earlier stages made, by the names of its fields."""
+    """Fill a stage's input with the outputs of earlier stages, by the names of its fields."""
     names = [field.name for field in dataclasses.fields(stage.Input)]
     return stage.Input(**{name: outputs[name] for name in names if name in outputs})
 

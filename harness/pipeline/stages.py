@@ -62,7 +62,7 @@ from harness.pipeline.stage import (
 
 
 class _Accepted(BaseModel):
-    """Documented keys whose one meaning here is what is done anyway."""
+    """Documented keys that have one value here."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -189,15 +189,11 @@ def _quantization_options(
 
 
 class _QuantizationSection(StageConfig):
-    """Section whose keys set options of quantization, all of which are checked at once."""
+    """Section with options of quantization, which are checked together."""
 
     @abstractmethod
     def quantization(self) -> QuantizationOptions:
-        """Return the options.
-
-        Raises:
-            ValueError: one that there is not, or a value that it cannot take.
-        """
+        """Return the options."""
 
     @model_validator(mode="after")
     def _has_known_options(self) -> Self:

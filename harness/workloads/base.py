@@ -1,4 +1,4 @@
-"""The `Workload` protocol, and what its variants share."""
+"""The `Workload` protocol, and the common parts of its variants."""
 
 import json
 import time
@@ -44,7 +44,7 @@ class WorkloadResult(Generic[Output]):
     """Result of a workload on a device.
 
     Attributes:
-        output: what this kind of workload gives.
+        output: the result of this kind of workload.
         values: mean over the measured repetitions, by metric.
         summary: a few words for people: `prefill 12.3 tokens/s`.
         run: the run as stored; None if nothing was stored.
@@ -64,7 +64,7 @@ class Recording:
         open_store: gives the store once there is something to keep; None stores nothing.
         group_id: shared by runs that belong together; empty for a group of its own.
         session: number of the session in its group, from 0.
-        label: what tells the members of a group apart.
+        label: tells the members of a group apart.
         first: the group's first session of the same container, whose text a benchmark must repeat.
         labels: the user's own keys and values.
         plan: name of the plan.
@@ -140,10 +140,10 @@ def _keep_records(
     error: HarnessError | None = None,
     seconds: float = 0.0,
 ) -> None:
-    """Keep what the runtime recorded of a run: profiles, traces and its log.
+    """Keep the runtime's records of a run: profiles, traces and its log.
 
     Args:
-        error: of a run that failed, whose device says what it logged.
+        error: of a run that failed; the log of its device is kept, too.
         seconds: that it took to fail.
     """
     profiles = [
@@ -154,8 +154,8 @@ def _keep_records(
     if profiles:
         recorder.add_artifact("profiles.jsonl", "".join(profiles).encode(), "profile")
     if any(recorder.traces):
-        packed = pack_traces(session.runtime.prepare().stages, recorder.traces)
-        recorder.add_artifact(TRACES, packed, "trace")
+        content = pack_traces(session.runtime.prepare().stages, recorder.traces)
+        recorder.add_artifact(TRACES, content, "trace")
     if error is not None and error.loses_device:
         return
     log = ""
@@ -179,7 +179,7 @@ class Workload(Protocol[Output]):
         needs_container: False for a plain command.
         length_key: field that sets how much context is needed; empty if none does.
         input_keys: fields that name files on this host.
-        binary_keys: those of them whose files are no text.
+        binary_keys: those of them that name binary files.
         later_keys: fields that older journals of plans do not know; None means nothing there.
         under_conditions: whether its values depend on the conditions that it begins under.
     """
@@ -215,7 +215,7 @@ class Workload(Protocol[Output]):
 
         Raises:
             OutputCheckError: the output is wrong; the run is stored as failed.
-            HarnessError: what else went wrong; the run is stored as failed, with that error.
+            HarnessError: any other failure; the run is stored as failed, with that error.
         """
         ...
 
@@ -266,9 +266,6 @@ class DialogWorkload(DialogSettings, WorkloadModel):
         """Refuse a dialog that the runtime cannot hold with the model.
 
         A dialog of another `genie_config` is judged when it runs: a plan's file is relative to it.
-
-        Raises:
-            HarnessError: see `Model.check_dialog`.
         """
         if self.genie_config is None:
             settings = self.resolved(Path)
@@ -305,9 +302,9 @@ def stored_result(run: Run) -> WorkloadResult[Run]:
 
 def summarize(values: Mapping[str, float], text: str | None = None) -> str:
     """Summarize an answer by its beginning, other results by their main metrics."""
-    shown = [
+    figures = [
         f"{METRICS[key].label} {METRICS[key].show(values[key])}"
         for key in _SUMMARY_METRICS
         if key in values
     ]
-    return one_line(text or "", _SUMMARY_LENGTH) or ", ".join(shown)
+    return one_line(text or "", _SUMMARY_LENGTH) or ", ".join(figures)

@@ -84,7 +84,7 @@ class Bench(DialogWorkload):
         max_perplexity: a container of a higher perplexity has no speed: a number, or a tolerance
             relative to the model in float, as `5%`. It is taken from the results store if the same
             is stored there, else measured first.
-        perplexity_text: what it is measured over: a file; None for a built-in passage.
+        perplexity_text: a file that it is measured over; None for a built-in passage.
         perplexity_windows: of the context length, from the text's start; None for one.
         reference: folder of the checkpoint that the host scores in float for a relative bound.
     """
@@ -109,7 +109,7 @@ class Bench(DialogWorkload):
 
     @property
     def measures_prompt(self) -> bool:
-        """True if its prompt is longer than the shortest one, whose speed says nothing."""
+        """True if its prompt is longer than the shortest one, which has no meaningful speed."""
         return self.prompt_tokens > SHORTEST_PROMPT
 
     @property
@@ -124,9 +124,9 @@ class Bench(DialogWorkload):
 
     @model_validator(mode="after")
     def _measured_for_a_bound(self) -> Self:
-        given = sorted(key for key in _QUALITY_KEYS if getattr(self, key) is not None)
-        if self.max_perplexity is None and given:
-            raise ValueError(f"`{given[0]}` belongs to `max_perplexity`, which is missing")
+        fields = sorted(key for key in _QUALITY_KEYS if getattr(self, key) is not None)
+        if self.max_perplexity is None and fields:
+            raise ValueError(f"`{fields[0]}` belongs to `max_perplexity`, which is missing")
         return self
 
     @property
@@ -219,9 +219,6 @@ class Bench(DialogWorkload):
         """Judge the container before anything runs; None if there is nothing to judge it by.
 
         A stored perplexity beside its references counts without being asked for.
-
-        Raises:
-            HarnessError: see `QualityCheck.judge`.
         """
         if self.max_perplexity is None:
             return stored_quality(
@@ -249,11 +246,11 @@ class Bench(DialogWorkload):
     ) -> BenchPrompt:
         """Cut the tokens of the depth and of the prompt, without those that the runtime adds."""
         depth = self._own_depth(runtime, settings)
-        added = runtime.added_tokens(settings, after_fill=depth > 0)
-        if self.prompt_tokens <= added:
-            reason = f"the runtime adds {added} tokens to it: give {added + 1} or more"
+        own_tokens = runtime.added_tokens(settings, after_fill=depth > 0)
+        if self.prompt_tokens <= own_tokens:
+            reason = f"the runtime adds {own_tokens} tokens to it: give {own_tokens + 1} or more"
             raise WrongUseError(f"prompt_tokens {self.prompt_tokens}: {reason}")
-        return cut_prompt(tokenizer, depth + self.prompt_tokens - added)
+        return cut_prompt(tokenizer, depth + self.prompt_tokens - own_tokens)
 
     def _own_depth(self, runtime: Generates, settings: DialogSettings) -> int:
         """Return tokens of the depth, without those that the runtime adds."""
@@ -263,7 +260,7 @@ class Bench(DialogWorkload):
     def _expectations(
         self, session: Session, recording: Recording, quality: OutputCheck | None
     ) -> Iterator[Expectation]:
-        """Yield what is expected of the output."""
+        """Yield the expectations of the output."""
         if self.reference_tokens is not None:
             token_ids = read_tokens(session.resolve(self.reference_tokens))[: self.new_tokens]
             yield ReferenceTokens.of(token_ids, session.model.tokenizer, self.reference_tokens)
@@ -309,14 +306,10 @@ def _repeat(
 
 
 def _check_prompt(bench: Bench, session: Session, result: GenerationResult) -> None:
-    """Refuse figures of another prompt than the one that is measured at a depth.
-
-    Raises:
-        RuntimeOutputError: the dialog adds other tokens to a second query than was found.
-    """
-    taken = result.metrics.get("prompt_tokens")
-    if bench.depth_tokens is not None and taken != bench.prompt_tokens:
-        reason = f"a prompt of {taken} tokens was taken for one of {bench.prompt_tokens}"
+    """Refuse figures of another prompt than the one that is measured at a depth."""
+    count = result.metrics.get("prompt_tokens")
+    if bench.depth_tokens is not None and count != bench.prompt_tokens:
+        reason = f"a prompt of {count} tokens was taken for one of {bench.prompt_tokens}"
         raise RuntimeOutputError(session.device.serial, reason)
 
 

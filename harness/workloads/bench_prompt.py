@@ -12,7 +12,7 @@ class BenchPrompt:
     """A prompt of a fixed length.
 
     Attributes:
-        token_ids: what the device is asked, as it is.
+        token_ids: of the query to the device.
         text: the same for people to read.
     """
 
@@ -26,14 +26,10 @@ def bench_text() -> str:
 
 
 def cut_prompt(tokenizer: Path, n_tokens: int) -> BenchPrompt:
-    """Cut a prompt from the first tokens of the text, which is repeated if it is too short.
-
-    Raises:
-        WrongUseError: the tokenizer cannot be read, or makes no tokens of it.
-    """
+    """Cut a prompt from the first tokens of the text, which is repeated if it is too short."""
     encoder = load_tokenizer(tokenizer)
     ids = encode(encoder, bench_text())
     if not ids:
         raise WrongUseError(f"the tokenizer {tokenizer} makes no tokens of English text")
-    cut = (ids * (n_tokens // len(ids) + 1))[:n_tokens]
-    return BenchPrompt(tuple(cut), encoder.decode(cut))
+    prompt_ids = (ids * (n_tokens // len(ids) + 1))[:n_tokens]
+    return BenchPrompt(tuple(prompt_ids), encoder.decode(prompt_ids))

@@ -81,11 +81,6 @@ class BenchSeries:
 
         Args:
             metrics, threshold: see `compare_runs`.
-
-        Raises:
-            WrongUseError: fewer than one session.
-            RuntimeChoiceError: a container is not for the device.
-            HarnessError: a session failed; those before it are in the store.
         """
         _require_one(sessions)
         group_id = new_run_id()
@@ -111,9 +106,9 @@ class BenchSeries:
                     run = self._run(device, models[label], bench, recording)
                     first.setdefault(label, run)
                     runs.append(run)
-        compared = compare_runs(runs, metrics=metrics, threshold=threshold)
-        self.store.open().write_comparison(compared.record)
-        return compared
+        comparison = compare_runs(runs, metrics=metrics, threshold=threshold)
+        self.store.open().write_comparison(comparison.record)
+        return comparison
 
     def _failed_first(
         self, device: Device, bench: Bench, models: Mapping[Label, Model]

@@ -30,7 +30,7 @@ CHAT_KEYS = ("chat", "system")
 
 
 class ChatFields(BaseModel):
-    """Fields of workloads whose prompts a chat template can make.
+    """Fields of workloads with prompts that a chat template can make.
 
     Attributes:
         chat: the container's chat template makes the prompts, of which each is a user's turn.
@@ -80,12 +80,7 @@ class Chat:
 
     @classmethod
     def of(cls, folder: Path) -> Self:
-        """Read the template of a container.
-
-        Raises:
-            WrongUseError: it has none.
-            ModelFileError: it cannot be read.
-        """
+        """Read the template of a container."""
         template = ChatTemplate.find(folder)
         if template is None:
             raise WrongUseError(
@@ -101,19 +96,11 @@ class Chat:
     def prompts(
         self, prompts: Sequence[str], system: str | None = None
     ) -> tuple[tuple[int, ...], ...]:
-        """Return the token ids of prompts, each of which is a conversation of its own.
-
-        Raises:
-            ContainerError: the template cannot be rendered.
-        """
+        """Return the token ids of prompts, each of which is a conversation of its own."""
         return tuple(map(self._ids, self.texts(prompts, system)))
 
     def texts(self, prompts: Sequence[str], system: str | None = None) -> list[str]:
-        """Return the texts of prompts, each of which is a conversation of its own.
-
-        Raises:
-            ContainerError: the template cannot be rendered.
-        """
+        """Return the texts of prompts, each of which is a conversation of its own."""
         return self._render([[*_system(system), _user(prompt)] for prompt in prompts])
 
     def record(self, system: str | None) -> dict[str, str]:
@@ -163,15 +150,12 @@ class Chat:
         Args:
             answers: token ids of the answers before the last.
             end_token: that the runtime puts after an answer.
-
-        Raises:
-            ContainerError: the template cannot be rendered.
         """
-        cached = list(turns.ids[0])
+        fed = list(turns.ids[0])
         messages = list(turns.messages)
         first = len(messages) - len(turns.ids) + 1
         for number, (answer, following) in enumerate(zip(answers, turns.ids[1:], strict=True)):
-            cached += [
+            fed += [
                 *answer,
                 *(() if answer and answer[-1] == end_token else (end_token,)),
                 *following,
@@ -179,17 +163,17 @@ class Chat:
             text = self._tokenizer.decode(list(answer))
             messages.insert(first + 2 * number, {"role": "assistant", "content": text})
         (text,) = self._render([messages])
-        wanted = list(self._ids(text))
-        if cached == wanted:
+        whole = list(self._ids(text))
+        if fed == whole:
             return None
-        pairs = zip(cached, wanted, strict=False)
-        place = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(cached), len(wanted)))
+        pairs = zip(fed, whole, strict=False)
+        place = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(fed), len(whole)))
         mine, theirs = (
             self._tokenizer.decode(ids[place : place + _SHOWN_TOKENS], skip_special_tokens=False)
-            for ids in (cached, wanted)
+            for ids in (fed, whole)
         )
         return (
-            f"the KV cache differs from the chat template from token {place} of {len(wanted)} on: "
+            f"the KV cache differs from the chat template from token {place} of {len(whole)} on: "
             f"{mine!r}, not {theirs!r}"
         )
 
@@ -210,8 +194,8 @@ class Chat:
 
     @cached_property
     def _specials(self) -> frozenset[int]:
-        known = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(token for token, added in known.items() if added.special)
+        decoder = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(token for token, entry in decoder.items() if entry.special)
 
 
 def _system(text: str | None) -> list[Message]:

@@ -32,16 +32,16 @@ class Command(WorkloadModel):
         return self
 
     def run(self, session: Session, recording: Recording = UNRECORDED) -> WorkloadResult[str]:
-        """Run it; nothing is stored. Gives what it printed."""
+        """Run it, and return its output; nothing is stored."""
         del recording
         # `env`, so that no word is taken for a builtin, a keyword or an assignment.
         result = session.device.shell(
             ["env", *self.command], timeout_s=session.options.timeout_s, max_output=_MAX_OUTPUT
         )
-        printed = result.stdout
-        last = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
+        output = result.stdout
+        last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
         summary = one_line(last, _SUMMARY_LENGTH)
         if result.left:
-            left = one_line(", ".join(result.left), _SUMMARY_LENGTH)
-            summary = f"{summary}; left running: {left}".removeprefix("; ")
-        return WorkloadResult(printed, {}, summary)
+            processes = one_line(", ".join(result.left), _SUMMARY_LENGTH)
+            summary = f"{summary}; left running: {processes}".removeprefix("; ")
+        return WorkloadResult(output, {}, summary)

@@ -66,7 +66,7 @@ class SessionCount:
 
 def _live(folder: Path, own: Path) -> list[int]:
     """Open the files of the other sessions; those of dead processes are removed."""
-    found = []
+    files = []
     for path in folder.glob("[0-9a-f]*"):
         if path == own:
             continue
@@ -77,11 +77,11 @@ def _live(folder: Path, own: Path) -> list[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            found.append(file)
+            files.append(file)
         else:
             path.unlink(missing_ok=True)
             os.close(file)
-    return found
+    return files
 
 
 @contextmanager

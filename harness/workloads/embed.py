@@ -49,7 +49,7 @@ class Embeddings:
     cosines: tuple[float, ...] = ()
 
     def arrays(self) -> "list[npt.NDArray[np.float32]]":
-        """Return what the encoder gave for each text: [1, embed], or [tokens, embed]."""
+        """Return the encoder's output for each text: [1, embed], or [tokens, embed]."""
         return [vectors.array() for vectors in self.result.vectors]
 
 
@@ -57,7 +57,7 @@ class Embed(WorkloadModel):
     """Texts through a text encoder.
 
     Attributes:
-        texts: what to embed.
+        texts: to embed.
         file: or a file with one text a line.
         reference: folder or file of the ONNX that the container was built from, which the host
             runs in float; the cosine of each text is a metric.
@@ -104,7 +104,7 @@ class Embed(WorkloadModel):
         """Embed the texts in one process on the device, those of the reference first."""
         runtime = session.require(Embeds)
         texts = self.texts or read_lines(session.resolve(self.file or ""))
-        tokens, expected = self._on_host(session, texts)
+        tokens, references = self._on_host(session, texts)
         record = WorkloadRecord(
             runner=session.runtime.runner(Embeds),
             repetitions=len(texts),
@@ -115,7 +115,7 @@ class Embed(WorkloadModel):
             result = runtime.embed(texts, pooled=not self.per_token)
             cosines = tuple(
                 _cosine(vectors.array(), other)
-                for vectors, other in zip(result.vectors, expected, strict=bool(expected))
+                for vectors, other in zip(result.vectors, references, strict=bool(references))
             )
             if recorder is not None:
                 recorder.add_values(result.metrics)
@@ -130,9 +130,9 @@ class Embed(WorkloadModel):
         values[TIME] = sum(vectors.seconds for vectors in result.vectors) / len(texts)
         if cosines:
             values[COSINE] = sum(cosines) / len(cosines)
-        found = Embeddings(tuple(texts), result, tokens, cosines)
+        output = Embeddings(tuple(texts), result, tokens, cosines)
         run = recording.stored_run(recorder)
-        return WorkloadResult(found, values, summarize(values), run)
+        return WorkloadResult(output, values, summarize(values), run)
 
     def _on_host(
         self, session: Session, texts: Sequence[str]
@@ -155,23 +155,20 @@ class Embed(WorkloadModel):
         if not cosines:
             return OutputCheck()
         least = min(cosines)
-        found = f"the cosine with float of {pluralize(len(texts), 'text')} is at least {least:.4f}"
+        summary = (
+            f"the cosine with float of {pluralize(len(texts), 'text')} is at least {least:.4f}"
+        )
         if self.min_cosine is None:
-            return OutputCheck(outcome="passed" if least >= _NEAR else "none", reason=found)
+            return OutputCheck(outcome="passed" if least >= _NEAR else "none", reason=summary)
         if least >= self.min_cosine:
-            return OutputCheck(outcome="passed", reason=found)
+            return OutputCheck(outcome="passed", reason=summary)
         text = texts[cosines.index(least)][:60]
         reason = f"the cosine with float is {least:.4f}, below {self.min_cosine:g}, of {text!r}"
         return OutputCheck(outcome="failed", reason=reason)
 
 
 def read_lines(path: Path) -> tuple[str, ...]:
-    """Read a file of texts, one a line; empty lines are left out.
-
-    Raises:
-        HostFileError: it is not readable UTF-8.
-        WrongUseError: it has no text, or too many.
-    """
+    """Read a file of texts, one a line; empty lines are left out."""
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -180,16 +177,12 @@ def read_lines(path: Path) -> tuple[str, ...]:
 
 
 def split_lines(content: str, source: str) -> tuple[str, ...]:
-    """Return the lines of a text that are not empty; errors call it `source`.
-
-    Raises:
-        WrongUseError: there is none, or too many.
-    """
-    found = tuple(line for line in content.replace("\0", " ").splitlines() if line.strip())
-    if not 0 < len(found) <= _MOST_TEXTS:
-        reason = "holds no text" if not found else f"has {len(found)} lines"
+    """Return the lines of a text that are not empty; errors call it `source`."""
+    lines = tuple(line for line in content.replace("\0", " ").splitlines() if line.strip())
+    if not 0 < len(lines) <= _MOST_TEXTS:
+        reason = "holds no text" if not lines else f"has {len(lines)} lines"
         raise WrongUseError(f"{source} {reason}: give 1 to {_MOST_TEXTS} texts, one a line")
-    return found
+    return lines
 
 
 def _cosine(vectors: "npt.NDArray[np.float32]", other: "npt.NDArray[np.float32]") -> float:

@@ -75,10 +75,10 @@ class Evaluate(WorkloadModel, ChatFields):
     Attributes:
         task: JSON lines; see `harness.evaluation.tasks`.
         limit: only the first rows.
-        few_shot: a task file whose questions stand before each question, with their answers.
+        few_shot: a task file; its questions and answers stand before each question.
         max_tokens: of each answer that is checked for instructions, 256 if not set.
         reference: folder of the checkpoint that the host scores in float on the same questions.
-        reference_with: what computes that, our own float model or transformers; None is ours.
+        reference_with: engine of the reference: our own float model (None), or transformers.
         min: the accuracy (of prompts: that of `prompts_strict`) below which the run fails.
     """
 
@@ -107,7 +107,7 @@ class Evaluate(WorkloadModel, ChatFields):
         return (either, TakesChats) if self.chat else (either,)
 
     def check(self, model: Model) -> None:
-        """See `Workload.check`; what computes the reference is installed, too."""
+        """See `Workload.check`; the engine of the reference must be installed, too."""
         super().check(model)
         if self.chat:
             Chat.of(model.path)
@@ -119,13 +119,7 @@ class Evaluate(WorkloadModel, ChatFields):
     def run(
         self, session: Session, recording: Recording = UNRECORDED
     ) -> WorkloadResult[Evaluation]:
-        """Score the file, on the host in float first.
-
-        Raises:
-            WrongUseError: a row does not fit into the context, or the file has no such rows.
-            OutputCheckError: the accuracy is below `min`; the run is stored as failed.
-            HarnessError: what else went wrong; the run is stored as failed, with that error.
-        """
+        """Score the file, on the host in float first."""
         task = read_task(session.resolve(self.task), self.limit)
         chat = Chat.of(session.model.path) if self.chat else None
         if all(isinstance(row, Choices) for row in task.rows):
@@ -146,10 +140,10 @@ class Evaluate(WorkloadModel, ChatFields):
             rows: list[ChoiceScores] = []
             for batch in _batches(questions, _steps, _STEPS_AT_ONCE):
                 windows = [window for question in batch for window in question.windows]
-                found = device.decode_steps(windows)
+                answer = device.decode_steps(windows)
                 if recorder is not None:
-                    recorder.traces.append(found.trace)
-                logits = iter(found.windows)
+                    recorder.traces.append(answer.trace)
+                logits = iter(answer.windows)
                 try:
                     rows += [one.scores([next(logits) for _ in one.windows]) for one in batch]
                 except ValueError as error:
@@ -178,15 +172,15 @@ class Evaluate(WorkloadModel, ChatFields):
         if chat is not None:
             prompts = chat.texts(prompts, self.system)
         is_chat, limit = chat is not None, ContextLimit.of(session.container)
-        found = []
+        questions = []
         for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True), start=1):
             with _naming(task, number):
                 answers = row.answers
                 question = encode_question(tokenizer, prompt, answers, row.answer, chat=is_chat)
                 longest = max(map(len, question.choices))
                 limit.check(question.bos + len(question.prompt), longest)
-            found.append(question)
-        return found
+            questions.append(question)
+        return questions
 
     def _examples(self, session: Session) -> list[Choices]:
         if self.few_shot is None:
@@ -277,10 +271,10 @@ class Evaluate(WorkloadModel, ChatFields):
             recorder.add_artifact(ITEMS, "".join(lines).encode(errors="replace"), "other")
         if self.min is not None:
             value = evaluation.values[judged]
-            said = f"{judged} of {evaluation.task.name} is {value:.3f}"
-            check = OutputCheck(outcome="passed", reason=f"{said}, at least {self.min:g}")
+            summary = f"{judged} of {evaluation.task.name} is {value:.3f}"
+            check = OutputCheck(outcome="passed", reason=f"{summary}, at least {self.min:g}")
             if value < self.min:
-                check = OutputCheck(outcome="failed", reason=f"{said}, below {self.min:g}")
+                check = OutputCheck(outcome="failed", reason=f"{summary}, below {self.min:g}")
             require_passed(check, recorder, session.device.serial)
 
 
@@ -290,11 +284,7 @@ def float_choices(
     questions: "Sequence[EncodedQuestion]",
     engine: "ReferenceEngine" = "onnx",
 ) -> list[ChoiceScores]:
-    """Score questions by a checkpoint in float, on this host.
-
-    Raises:
-        BuildError: the folder holds no checkpoint that the engine can compute.
-    """
+    """Score questions by a checkpoint in float, on this host."""
     with open_float(checkpoint, model, engine) as (loop, config):
         return [one.scores(model_steps(loop, config, one.windows)) for one in questions]
 

@@ -59,7 +59,7 @@ class Generate(DialogWorkload, ChatFields):
         embeddings: a file of embeddings as the prompt: `.npy`, or raw rows.
         rewind: turns replace what follows their common beginning with the turn before.
         save: a new folder that gets the state of the dialog after the last turn.
-        restore: such a folder, whose dialog goes on.
+        restore: such a folder, to go on with its dialog.
         expect: a text that the answer must contain.
     """
 
@@ -83,9 +83,9 @@ class Generate(DialogWorkload, ChatFields):
 
     @model_validator(mode="after")
     def _has_one_prompt(self) -> Self:
-        given = [key for key in _PROMPT_KEYS if getattr(self, key) is not None]
-        if len(given) != 1:
-            wrong = f"not {_quoted(given, ' and ')} together" if given else "none is given"
+        keys = [key for key in _PROMPT_KEYS if getattr(self, key) is not None]
+        if len(keys) != 1:
+            wrong = f"not {_quoted(keys, ' and ')} together" if keys else "none is given"
             raise ValueError(f"give one of {_quoted(_PROMPT_KEYS, ', ')}: {wrong}")
         if self.rewind and not isinstance(self.prompt, tuple):
             raise ValueError("`rewind` needs several prompts, each of which is a turn")
@@ -228,11 +228,7 @@ class Generate(DialogWorkload, ChatFields):
 
 
 def read_prompt(session: Session, name: str) -> str:
-    """Read a file that holds a prompt.
-
-    Raises:
-        HostFileError: it is not readable UTF-8, empty, or too large.
-    """
+    """Read a file that holds a prompt."""
     path = session.resolve(name)
     try:
         if path.stat().st_size > _LARGEST_PROMPT:

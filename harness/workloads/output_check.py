@@ -40,19 +40,15 @@ class ReferenceTokens:
 
     @classmethod
     def of(cls, token_ids: Sequence[int], tokenizer: Path, source: str) -> "ReferenceTokens":
-        """Make it from tokens and the tokenizer that they belong to.
-
-        Raises:
-            WrongUseError: they are no tokens of that tokenizer.
-        """
+        """Make it from tokens and the tokenizer that they belong to."""
         encoder = load_tokenizer(tokenizer)
         size = encoder.get_vocab_size(with_added_tokens=True)
         strange = next((token for token in token_ids if not 0 <= token < size), None)
         if strange is not None or not token_ids:
             what = "no tokens" if strange is None else f"token {strange}, of {size}"
             raise WrongUseError(f"{source} holds {what}: name the tokens of this container")
-        decoded = (encoder.decode(list(token_ids[:end])) for end in range(1, len(token_ids) + 1))
-        return cls(tuple(decoded), source)
+        prefixes = (encoder.decode(list(token_ids[:end])) for end in range(1, len(token_ids) + 1))
+        return cls(tuple(prefixes), source)
 
     def evaluate(self, text: str) -> OutputCheck:
         """Require that the text begins with all of them; name the first token that differs."""
@@ -63,10 +59,10 @@ class ReferenceTokens:
         if place is None:
             return OutputCheck(outcome="passed", reason=f"the tokens of {self.source}")
         before = self.prefixes[place - 1] if place else ""
-        expected = self.prefixes[-1][len(before) :][:_SHOWN]
-        got = text[len(before) :][:_SHOWN]
+        reference = self.prefixes[-1][len(before) :][:_SHOWN]
+        answer = text[len(before) :][:_SHOWN]
         reason = (
-            f"it differs from {self.source} at token {place + 1}: {got!r} where {expected!r} "
+            f"it differs from {self.source} at token {place + 1}: {answer!r} where {reference!r} "
             "was expected"
         )
         return OutputCheck(outcome="failed", reason=reason)
@@ -89,10 +85,10 @@ class ReferenceText:
             (n for n, (a, b) in enumerate(zip(text, self.text, strict=False)) if a != b),
             min(len(text), len(self.text)),
         )
-        expected, got = self.text[place : place + _SHOWN], text[place : place + _SHOWN]
+        reference, answer = self.text[place : place + _SHOWN], text[place : place + _SHOWN]
         reason = (
-            f"it differs from the group's first session at character {place + 1}: {got!r} where "
-            f"{expected!r} was expected"
+            f"it differs from the group's first session at character {place + 1}: {answer!r} where "
+            f"{reference!r} was expected"
         )
         return OutputCheck(outcome="failed", reason=reason)
 
@@ -100,21 +96,17 @@ class ReferenceText:
 def check_text(expectations: Sequence[Expectation], text: str) -> OutputCheck:
     """Check a text against all expectations: one failure fails; name those that passed."""
     checks = [expectation.evaluate(text) for expectation in expectations]
-    failed = next((check for check in checks if check.outcome == "failed"), None)
-    if failed is not None:
-        return failed
-    passed = [check.reason for check in checks if check.outcome == "passed"]
-    if passed:
-        return OutputCheck(outcome="passed", reason="; ".join(dict.fromkeys(passed)))
+    failure = next((check for check in checks if check.outcome == "failed"), None)
+    if failure is not None:
+        return failure
+    reasons = [check.reason for check in checks if check.outcome == "passed"]
+    if reasons:
+        return OutputCheck(outcome="passed", reason="; ".join(dict.fromkeys(reasons)))
     return next(iter(checks), OutputCheck())
 
 
 def read_tokens(path: Path) -> tuple[int, ...]:
-    """Read token ids from a file: numbers separated by blanks or commas, or a JSON list.
-
-    Raises:
-        WrongUseError: it cannot be read, or holds something else.
-    """
+    """Read token ids from a file: numbers separated by blanks or commas, or a JSON list."""
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_FILE + 1)

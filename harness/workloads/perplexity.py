@@ -75,7 +75,7 @@ class Perplexity(WorkloadModel):
         windows: score only the first windows of the context length; None scores all.
         max: the bound above which the container counts as broken.
         reference: folder of the checkpoint that the host scores in float over the same positions.
-        reference_with: what computes that, our own float model or transformers; None is ours.
+        reference_with: engine of the reference: our own float model (None), or transformers.
         role: which model of a container that drafts; `reference` is that model's.
         lora: the adapter to apply, and its strength.
         per_step: compare the logits of decode steps with those of `reference` instead, over 2
@@ -132,7 +132,7 @@ class Perplexity(WorkloadModel):
         return (Scores, DecodesSteps) if self.per_step else (Scores,)
 
     def check(self, model: Model) -> None:
-        """See `Workload.check`; what computes the reference is installed, too."""
+        """See `Workload.check`; the engine of the reference must be installed, too."""
         super().check(model)
         if isinstance(model, ContainerModel):
             ContextLimit.of(model.container)
@@ -207,7 +207,7 @@ class Perplexity(WorkloadModel):
 
 @dataclass(frozen=True)
 class PreparedText:
-    """A text with what this host computed in float over the positions that a device scores.
+    """A text with the results in float of this host over the positions that a device scores.
 
     Attributes:
         references: values by metric.
@@ -221,11 +221,7 @@ class PreparedText:
 
 
 def read_text(path: Path) -> str:
-    """Read a text to score.
-
-    Raises:
-        HostFileError: it is not readable UTF-8.
-    """
+    """Read a text to score."""
     try:
         check_file(path)
         return path.read_text(encoding="utf-8")
@@ -251,24 +247,19 @@ def score_text(
 
     Args:
         windows: score only the first windows; None scores all.
-        bound: what counts as right; a relative one needs the float reference.
-        references: by metric, e.g. `perplexity_float`: what the host computed over the same
-            positions.
-        reference_with: what computed them; the versions of transformers are stored with the run.
+        bound: the highest right value; a relative one needs the float reference.
+        references: results of the host over the same positions, such as `perplexity_float`.
+        reference_with: the engine of them; the versions of transformers are stored with the run.
         dataset_sha256: hash of the text that this one repeats; by default of this one.
         role: which model of a container that drafts.
         lora: the adapter to apply, and its strength.
-
-    Raises:
-        OutputCheckError: the perplexity is above the bound.
-        HarnessError: what else went wrong; the run is stored as failed, with that error.
     """
     runtime = session.require(Scores)
-    cut = session.model.windows(text, windows, role)
+    pieces = session.model.windows(text, windows, role)
     definition = PerplexityDefinition(
         positions=runtime.positions(role),
-        windows=len(cut),
-        tokens=sum(len(window.scored) for window in cut),
+        windows=len(pieces),
+        tokens=sum(len(window.scored) for window in pieces),
     )
     record = WorkloadRecord(
         runner=session.runtime.runner(Scores),
@@ -277,7 +268,7 @@ def score_text(
         sampler=_adapter(lora or {}),
     )
     with recording.start_if_stored(session, "perplexity", record) as recorder:
-        result = runtime.score(cut, role, lora)
+        result = runtime.score(pieces, role, lora)
         values = {PERPLEXITY: result.perplexity, **(references or {})}
         if result.error is not None:
             values[PERPLEXITY_ERROR] = result.error
@@ -304,11 +295,7 @@ def float_perplexity(
     windows: Sequence[Window],
     engine: "ReferenceEngine" = "onnx",
 ) -> float:
-    """Compute, on this host, the perplexity of a checkpoint over windows cut for a model of it.
-
-    Raises:
-        BuildError: the folder holds no checkpoint that the engine can compute.
-    """
+    """Compute, on this host, the perplexity of a checkpoint over windows cut for a model of it."""
     from buildlib.numerics.evaluation import text_perplexity
 
     (context,) = {len(window.context) for window in windows}

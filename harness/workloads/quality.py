@@ -44,13 +44,13 @@ _CHARACTERS_PER_TOKEN = 8
 
 @dataclass(frozen=True, slots=True)
 class QualityCheck:
-    """A bound of the perplexity, and what it is measured over.
+    """A bound of the perplexity, and the text that it is measured over.
 
     Attributes:
         text: a file; None for the built-in passage.
         windows: the first ones of the text.
         reference: the checkpoint that the host scores in float for a relative bound; None takes
-            what is stored.
+            a stored value.
     """
 
     bound: PerplexityBound
@@ -66,31 +66,31 @@ class QualityCheck:
             HarnessError: the device could not score the text.
         """
         if self.bound.relative and self.text is None and self.reference is None:
-            found = best_referenced(
+            run = best_referenced(
                 store,
                 session.container_info,
                 session.device_info,
                 session.model.runtime.name,
                 (PERPLEXITY_FLOAT,),
             )
-            if found is None:
+            if run is None:
                 raise WrongUseError(
                     f"--max-perplexity {self.bound} is relative to the model in float, which "
                     f"{store.location} does not have: give --reference CHECKPOINT_DIR, or store it "
                     "with `qnnfarm perplexity CONTAINER --text FILE --reference CHECKPOINT_DIR`"
                 )
         else:
-            found = self._stored_or_measured(session, store)
-        return self.bound.check(last_values(found), describe(found))
+            run = self._stored_or_measured(session, store)
+        return self.bound.check(last_values(run), describe(run))
 
     def _stored_or_measured(self, session: Session, store: ResultsStore) -> Run:
         text, sha256 = self._read(session)
         runtime = session.require(Scores)
-        cut = session.model.windows(text, self.windows)
+        pieces = session.model.windows(text, self.windows)
         definition = PerplexityDefinition(
             positions=runtime.positions(),
-            windows=len(cut),
-            tokens=sum(len(window.scored) for window in cut),
+            windows=len(pieces),
+            tokens=sum(len(window.scored) for window in pieces),
         )
         versions = session.runtime.versions()
         needed = {PERPLEXITY, PERPLEXITY_FLOAT} if self.bound.relative else {PERPLEXITY}
@@ -109,11 +109,11 @@ class QualityCheck:
             if self.reference is None:
                 raise WrongUseError(
                     f"--max-perplexity {self.bound} is relative to the model in float, and "
-                    f"{store.location} has none over {pluralize(len(cut), 'window')} of "
+                    f"{store.location} has none over {pluralize(len(pieces), 'window')} of "
                     f"{self.text}: give --reference CHECKPOINT_DIR"
                 )
             value = float_perplexity(
-                session.resolve(str(self.reference)), session.container_info, cut
+                session.resolve(str(self.reference)), session.container_info, pieces
             )
             references[PERPLEXITY_FLOAT] = value
         scored = score_text(
@@ -182,16 +182,16 @@ def best_referenced(
     Args:
         references: any of these will do.
     """
-    known = [
+    candidates = [
         run
         for run in _measured(store, container, device, runtime)
         if not last_values(run).keys().isdisjoint(references)
     ]
-    return max(known, key=_scored_tokens, default=None)
+    return max(candidates, key=_scored_tokens, default=None)
 
 
 def describe(run: Run) -> str:
-    """Name what a perplexity is over: `8 windows, 1,280 tokens of text 3f2a91c0`."""
+    """Name the sample of a perplexity: `8 windows, 1,280 tokens of text 3f2a91c0`."""
     definition, sha256 = run.workload.perplexity, run.workload.dataset_sha256 or ""
     text = f"text {sha256[:12]}" if sha256 else "an unknown text"
     if sha256 == _sha256(bench_text()):
@@ -217,13 +217,13 @@ def _measured(
     A run that failed for its bound has a right number too; one with an adapter has that of another
     model.
     """
-    wanted = RunFilter(
+    selection = RunFilter(
         kind="perplexity",
         container_sha256=container.sha256,
         soc=device.soc,
         emulator=device.emulator,
     )
-    for run in reversed(store.list_runs(wanted)):
+    for run in reversed(store.list_runs(selection)):
         judged = run.status == "done" or run.check.outcome == "failed"
         own = Subject.of(run).of_answers and "lora" not in run.workload.sampler
         own = own and run.workload.runtime == runtime

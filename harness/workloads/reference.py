@@ -23,11 +23,7 @@ _AR = 64
 def open_float(
     checkpoint: Path, info: ContainerInfo, engine: "ReferenceEngine"
 ) -> "Iterator[tuple[TokenModel, DecoderConfig]]":
-    """Open a checkpoint in float for a block, for texts as long as a model's context.
-
-    Raises:
-        BuildError: the folder holds no checkpoint that the engine can compute.
-    """
+    """Open a checkpoint in float for a block, for texts as long as a model's context."""
     # Workloads are read and checked without ONNX.
     from buildlib.checkpoint.checkpoint import Checkpoint
     from buildlib.checkpoint.config import load_config
@@ -48,7 +44,7 @@ def open_float(
 
 
 def engine_versions(engine: "ReferenceEngine") -> dict[str, str]:
-    """Return versions of what computed a reference beside our own code, by name."""
+    """Return versions of the libraries of an engine, by name; none for our own code."""
     if engine == "onnx":
         return {}
     from buildlib.numerics.transformers import installed_versions

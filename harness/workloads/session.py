@@ -48,7 +48,7 @@ class DeviceSource(Protocol):
 
         Args:
             number: of the session, from 0.
-            model: SHA-256 of what runs there, so that the pool can tell it from a bad device.
+            model: SHA-256 of the model, so that the pool can tell a bad one from a bad device.
         """
         ...
 
@@ -61,11 +61,7 @@ def meet_conditions(
     *,
     on_wait: OnWait | None = None,
 ) -> Iterator[Sequence[Condition]]:
-    """Prepare a device by our scripts on it; with the first argument bound, a `Prepare`.
-
-    Raises:
-        ConditionsNotMetError: see `prepared`.
-    """
+    """Prepare a device by our scripts on it; with the first argument bound, a `Prepare`."""
     with prepared(device, deployment.scripts_dir, conditions, on_wait=on_wait) as records:
         yield tuple(asdict(record) for record in records)
 
@@ -76,7 +72,7 @@ class SessionOptions(RuntimeOptions):
 
     Attributes:
         prepare: brings the device into its measuring conditions; None measures it as it is.
-        folder: what a workload's relative paths are relative to.
+        folder: base of a workload's relative paths.
         on_repetition: called after each repetition of a benchmark.
         on_rows: called after some rows of a task.
     """
@@ -132,11 +128,7 @@ class Session(Closeable):
 
     @property
     def container(self) -> GenAIContainer:
-        """The container that the model is.
-
-        Raises:
-            WrongUseError: it is another kind of model.
-        """
+        """The container that the model is."""
         return container_of(self.model)
 
     @property
@@ -160,11 +152,7 @@ class Session(Closeable):
         return self._runtime
 
     def require(self, capability: type[_Capability]) -> _Capability:
-        """Return the runtime as one that has a capability: `session.require(Scores)`.
-
-        Raises:
-            WrongUseError: it has not.
-        """
+        """Return the runtime as one that has a capability: `session.require(Scores)`."""
         runtime = self.runtime
         if not isinstance(runtime, capability):
             require(type(runtime), [cast("Need", capability)])

@@ -72,11 +72,7 @@ def compare_steps(
         text: that the steps were cut from.
         expected: of `float_steps`, on the same steps.
         max_kl: divergence above which the container counts as broken.
-        reference_with: what computed `expected`; the versions of transformers are stored.
-
-    Raises:
-        OutputCheckError: the divergence is above the bound.
-        HarnessError: what else went wrong; the run is stored as failed, with that error.
+        reference_with: the engine of `expected`; the versions of transformers are stored.
     """
     runtime = session.require(DecodesSteps)
     definition = PerplexityDefinition(
@@ -90,12 +86,12 @@ def compare_steps(
         perplexity=definition,
     )
     with recording.start_if_stored(session, "perplexity", record) as recorder:
-        found = runtime.decode_steps(steps)
+        answer = runtime.decode_steps(steps)
         if recorder is not None:
-            recorder.traces.append(found.trace)
+            recorder.traces.append(answer.trace)
         try:
             following = [each.following for each in steps]
-            divergence = measure_divergence(found.windows, expected, following)
+            divergence = measure_divergence(answer.windows, expected, following)
         except ValueError as error:
             raise RuntimeOutputError(session.device.serial, str(error)) from error
         values = divergence.metrics
@@ -110,12 +106,12 @@ def compare_steps(
 
 
 def _check(divergence: Divergence, max_kl: float) -> OutputCheck:
-    found = (
+    summary = (
         f"the KL divergence from float is {divergence.kl:.5f} nats over {divergence.steps} steps"
     )
     if divergence.kl <= max_kl:
-        return OutputCheck(outcome="passed", reason=f"{found}, at most {max_kl:g}")
-    return OutputCheck(outcome="failed", reason=f"{found}, above {max_kl:g}")
+        return OutputCheck(outcome="passed", reason=f"{summary}, at most {max_kl:g}")
+    return OutputCheck(outcome="failed", reason=f"{summary}, above {max_kl:g}")
 
 
 def float_steps(
@@ -137,10 +133,10 @@ def model_steps(
 
     from buildlib.numerics.host_loop import feed_window
 
-    found = []
+    steps = []
     for window in windows:
         prompt = [config.bos_token_id, *window.prompt] if window.bos else window.prompt
         tokens = [*prompt, *window.following[:-1]]
         logits = np.concatenate([each for _, each in feed_window(model, tokens)])
-        found.append(logits[len(prompt) - 1 :])
-    return found
+        steps.append(logits[len(prompt) - 1 :])
+    return steps

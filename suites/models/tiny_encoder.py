@@ -98,15 +98,15 @@ class _Graph:
 
     def attend(self, x: str, mask: str, layer: str) -> str:
         width, heads = SIZES["hidden_size"], SIZES["num_attention_heads"]
-        split = self.tensor("heads", [0, 0, heads, width // heads], np.int64)
+        shape = self.tensor("heads", [0, 0, heads, width // heads], np.int64)
         parts = {}
         for part, perm in (("query", (0, 2, 1, 3)), ("key", (0, 2, 3, 1)), ("value", (0, 2, 1, 3))):
-            found = self.op(
+            reshape = self.op(
                 "Reshape",
-                [self.linear(x, f"{layer}_{part}", width, width), split],
+                [self.linear(x, f"{layer}_{part}", width, width), shape],
                 f"{layer}_{part}_heads",
             )
-            parts[part] = self.op("Transpose", [found], f"{layer}_{part}_turned", perm=perm)
+            parts[part] = self.op("Transpose", [reshape], f"{layer}_{part}_turned", perm=perm)
         scores = self.op("MatMul", [parts["query"], parts["key"]], f"{layer}_scores")
         root = self.tensor("root", np.sqrt(width / heads))
         scores = self.op("Div", [scores, root], f"{layer}_scaled")
@@ -135,13 +135,13 @@ def build() -> onnx.ModelProto:
     x, mask = graph.embed(), graph.mask()
     for number in range(SIZES["num_hidden_layers"]):
         layer = f"layer_{number}"
-        added = graph.op("Add", [x, graph.attend(x, mask, layer)], f"{layer}_and_attended")
-        x = graph.norm(added, f"{layer}_norm")
-        added = graph.op("Add", [x, graph.feed_forward(x, layer)], f"{layer}_and_fed")
-        x = graph.norm(added, f"{layer}_output_norm")
+        total = graph.op("Add", [x, graph.attend(x, mask, layer)], f"{layer}_and_attended")
+        x = graph.norm(total, f"{layer}_norm")
+        total = graph.op("Add", [x, graph.feed_forward(x, layer)], f"{layer}_and_fed")
+        x = graph.norm(total, f"{layer}_output_norm")
     graph.op("Identity", [x], "last_hidden_state")
     dims = ["batch_size", "sequence_length"]
-    made = helper.make_graph(
+    proto = helper.make_graph(
         graph.nodes,
         NAME,
         [
@@ -156,7 +156,7 @@ def build() -> onnx.ModelProto:
         list(graph.tensors.values()),
     )
     opset = helper.make_opsetid("", _OPSET)
-    return helper.make_model(made, opset_imports=[opset], ir_version=8, producer_name="qnnfarm")
+    return helper.make_model(proto, opset_imports=[opset], ir_version=8, producer_name="qnnfarm")
 
 
 def write(folder: Path) -> Path:
@@ -175,8 +175,8 @@ def write(folder: Path) -> Path:
 def heldout_sentences(count: int = 50) -> tuple[str, ...]:
     """Return sentences of the held-out text, of 4 to 40 words."""
     parts = tiny_llama.heldout_text().replace("\n", " ").replace(";", ".").split(".")
-    found = [" ".join(part.split()) for part in parts]
-    return tuple(part for part in found if 4 <= len(part.split()) <= 40)[:count]
+    sentences = [" ".join(part.split()) for part in parts]
+    return tuple(part for part in sentences if 4 <= len(part.split()) <= 40)[:count]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,1 +1,1 @@
-"""`qnnfarm nightly`: what changed is built, a plan is run and judged, and news is told."""
+"""`qnnfarm nightly`: builds changed containers, runs and judges a plan, and sends news."""

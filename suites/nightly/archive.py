@@ -61,43 +61,35 @@ class Archive:
             lock.release()
 
     def nights(self) -> list[Night]:
-        """Read all records, oldest first; leave out what is none."""
-        found = []
+        """Read all records, oldest first; leave out other files."""
+        nights = []
         for path in self.folder.glob(f"*/{RECORD}"):
             if not _NIGHT.fullmatch(path.parent.name):
                 continue
             night = _read(path)
             if night is not None:
-                found.append(night)
-        return sorted(found, key=lambda night: (night.began_at, night.name))
+                nights.append(night)
+        return sorted(nights, key=lambda night: (night.began_at, night.name))
 
     def path(self, night: Night) -> Path:
         """Return the folder of a night."""
         return self.folder / night.name
 
     def save(self, night: Night) -> None:
-        """Write the record of a night, atomically.
-
-        Raises:
-            HostFileError: it cannot be written.
-        """
+        """Write the record of a night, atomically."""
         self._write(self.path(night) / RECORD, night.model_dump_json(indent=1))
 
     def prune(self, keep: int) -> None:
         """Remove all nights but the newest, and the newest with an answer; other files stay."""
         nights = self.nights()
-        kept = {night.name for night in nights[-keep:]}
-        kept |= {night.name for night in [night for night in nights if night.is_over][-1:]}
+        names = {night.name for night in nights[-keep:]}
+        names |= {night.name for night in [night for night in nights if night.is_over][-1:]}
         for night in nights:
-            if night.name not in kept:
+            if night.name not in names:
                 shutil.rmtree(self.path(night), ignore_errors=True)
 
     def write_index(self, now: datetime) -> Path:
-        """Write the page that lists the nights, newest first.
-
-        Raises:
-            HostFileError: it cannot be written.
-        """
+        """Write the page that lists the nights, newest first."""
         from reports import html_file  # loads slowly
 
         template = html_file.make_environment("suites.nightly").get_template("index.html.j2")

@@ -83,7 +83,7 @@ class NightlyJob:
     send: Send
 
     def run(self, *, again: bool = False) -> Night:
-        """Do tonight's work, or what is left of it; do nothing if it is over.
+        """Do tonight's work, or the rest of it; do nothing if it is over.
 
         Args:
             again: begin another night, though tonight's is over.
@@ -138,8 +138,8 @@ class NightlyJob:
             bug = error
             draft.update(error=one_line(f"{type(error).__name__}: {error}", 1000))
         draft.night = judge_night(draft.night, before)
-        told = {} if draft.night.text == text else {"told": (), "untold": ()}
-        draft.update(finished_at=self.now(), **told)
+        receivers = {} if draft.night.text == text else {"told": (), "untold": ()}
+        draft.update(finished_at=self.now(), **receivers)
         return draft.night, bug
 
     def _measure(self, draft: "_Draft") -> None:
@@ -152,7 +152,7 @@ class NightlyJob:
                 if not build.error
             )
         )
-        measured = self.steps.measure(
+        result = self.steps.measure(
             fresh=draft.night.plan_run_id is None,
             skipped={build.label for build in unbuilt},
             on_begin=lambda plan_run_id: draft.update(plan_run_id=plan_run_id),
@@ -162,9 +162,9 @@ class NightlyJob:
             for build in unbuilt
         ]
         draft.update(
-            cells=measured.cells,
-            failures=(*failures, *measured.failures),
-            error=measured.no_answer,
+            cells=result.cells,
+            failures=(*failures, *result.failures),
+            error=result.no_answer,
         )
 
 

@@ -1,4 +1,4 @@
-"""Messages about a night: to whom they go, and the words and the JSON object that they are."""
+"""Messages about a night: their receivers, their words and their JSON object."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ Send = Callable[[ReceiverConfig, Notification], None]
 def tell(
     night: Night, settings: NightlyEntry, save: Callable[[Night], None], send: Send = send
 ) -> Night:
-    """Send the message of a night to those who have not got it yet, if there is any.
+    """Send the message of a night, if it has one, to receivers that have not got it yet.
 
     A receiver that does not take it is tried again by the next call of `qnnfarm nightly`.
 
@@ -48,7 +48,7 @@ def tell(
 def tell_late(
     night: Night, settings: NightlyEntry, save: Callable[[Night], None], send: Send = send
 ) -> None:
-    """Send the message of an earlier night to those who did not take it then."""
+    """Send the message of an earlier night to receivers that failed then."""
     late = [receiver for receiver in settings.tell if _key(receiver) in night.untold]
     if late:
         tell(night, settings.model_copy(update={"tell": tuple(late)}), save, send)
@@ -91,19 +91,19 @@ def _body(night: Night, report: str) -> Iterator[str]:
     yield f"{night.plan}, night of {night.name} on {night.host}: {night.verdict}"
     if night.error:
         yield night.error
-    for heading, found in (("Regressions", night.regressions), ("Not measured", night.failures)):
-        if found:
+    for heading, entries in (("Regressions", night.regressions), ("Not measured", night.failures)):
+        if entries:
             yield f"\n{heading}:"
-        for each in found:
+        for each in entries:
             yield f"  {'new: ' if each.is_new else ''}{each}"
     yield from (f"\n{each}" for each in night.news)
     yield ""
-    changed = [each.label for each in night.containers if each.changed]
-    yield f"Changed containers: {', '.join(changed) or 'none'}"
+    labels = [each.label for each in night.containers if each.changed]
+    yield f"Changed containers: {', '.join(labels) or 'none'}"
     if night.commit:
         yield f"Commit: {night.commit}{f' ({night.branch})' if night.branch else ''}"
-    done, cells = night.cells.done, night.cells
-    yield f"Cells: {done} of {done + cells.failed + cells.left} done"
+    count, cells = night.cells.done, night.cells
+    yield f"Cells: {count} of {count + cells.failed + cells.left} done"
     if report:
         yield f"Report: {report}"
 

@@ -1,4 +1,4 @@
-"""Records of nights: what a night was, how it ended, and what it tells."""
+"""Records of nights: cells, results and messages."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -99,8 +99,8 @@ class Night(_Part):
         plan_run_id: of the plan's journal; `None` before the plan began.
         verdict: `None` while it is not over.
         error: why there is no answer.
-        turnover: what is not measured any more, and what is new, as the report says it.
-        news: of these, what the night before did not say.
+        turnover: series that have ended or begun, as the report says it.
+        news: those of them that are new since the night before.
         report: whether there is a report.
         told: receivers that took its message, by a hash.
         untold: those that did not.
@@ -141,12 +141,12 @@ class Night(_Part):
     def has_news(self) -> bool:
         """True where anything is wrong that was not the night before, or there is no answer."""
         new = any(each.is_new for each in self.regressions)
-        failed = any(each.is_new for each in self.failures)
-        return new or failed or bool(self.news) or self.verdict == "no answer"
+        new_failure = any(each.is_new for each in self.failures)
+        return new or new_failure or bool(self.news) or self.verdict == "no answer"
 
     @property
     def text(self) -> str:
-        """Say what is wrong, in one line; `all is well` if nothing is."""
+        """Name the problems in one line; `all is well` if there are none."""
         return "; ".join(self._parts()) or f"all is well, {self.cells.done} cells done"
 
     @property
@@ -159,9 +159,9 @@ class Night(_Part):
 
     @property
     def summary(self) -> str:
-        """Say the verdict and how much is wrong, above a list of what is."""
-        said = "; ".join(self._parts(named=False)) or f"all is well, {self.cells.done} cells done"
-        return said if self.error else f"{self.verdict}: {said}"
+        """Say the verdict and the number of problems, above a list of them."""
+        text = "; ".join(self._parts(named=False)) or f"all is well, {self.cells.done} cells done"
+        return text if self.error else f"{self.verdict}: {text}"
 
     def _parts(self, *, named: bool = True) -> Iterator[str]:
         if self.error:
@@ -180,11 +180,11 @@ class Night(_Part):
 
 
 def judge_night(night: Night, before: Night | None) -> Night:
-    """Set the verdict, and what has changed since the night before."""
+    """Set the verdict, and the changes since the night before."""
     lasting = {each.key for each in before.failures} if before else set()
     contents = {each.label: each.sha256 for each in before.containers} if before else {}
     problems = night.failures or night.regressions
-    known = before.turnover if before else night.turnover
+    last_turnover = before.turnover if before else night.turnover
     verdict: Verdict = "no answer" if night.error else "bad" if problems else "good"
     failures = [
         each.model_copy(update={"is_new": each.key not in lasting}) for each in night.failures
@@ -195,7 +195,7 @@ def judge_night(night: Night, before: Night | None) -> Night:
     ]
     return night.model_copy(
         update={
-            "news": tuple(each for each in night.turnover if each not in known),
+            "news": tuple(each for each in night.turnover if each not in last_turnover),
             "verdict": verdict, "failures": tuple(failures), "containers": tuple(containers),
         }
     )  # fmt: skip
