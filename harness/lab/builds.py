@@ -297,7 +297,6 @@ class Builder(Service):
         self._tell = tell
         self._running: dict[threading.Thread, _Running] = {}
         super().__init__(_TICK_S)
-        self.start()
 
     def close(self) -> None:
         """End the builds that run here, and give them to other workers."""

@@ -56,7 +56,6 @@ class Nights(Service):
         self._put_at = 0
         self._running: tuple[Taken, subprocess.Popen[bytes]] | None = None
         super().__init__(_TICK_S)
-        self.start()
 
     def close(self) -> None:
         """End the night that runs here, and let another worker go on with it."""

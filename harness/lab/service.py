@@ -9,19 +9,16 @@ from harness.lab.jobs import log
 
 
 class Service(Closeable):
-    """Work that a thread does again and again from `start` until it is closed.
+    """Work that a thread does again and again until it is closed.
 
     Args:
-        every_s: pause between two times.
+        every_s: pause between two times; the first one begins at once.
     """
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def close(self) -> None:

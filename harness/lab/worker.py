@@ -339,7 +339,6 @@ class _Heartbeat(Service):
         self._journal = journal
         self._dead_after_s = dead_after_s
         super().__init__(dead_after_s / _BEATS)
-        self.start()
 
     def _work(self) -> None:
         journal, queue = self._journal, self._journal.queue
@@ -360,7 +359,6 @@ class _Announcer(Service):
         self._address = address
         self._told: tuple[int, dict[str, Path]] = -1, {}
         super().__init__(_ANNOUNCE_S)
-        self.start()
 
     def _work(self) -> None:
         now = self._jobs.worker, self._files.contents()

@@ -1,4 +1,4 @@
-"""Builds of containers: what to build, here or on a host of a lab, and those that a plan names."""
+"""Builds of containers, here or on a host of a lab, and of all those that a plan names."""
 
 import json
 import time
@@ -52,7 +52,7 @@ class BuildRequest(BaseModel):
         """Return it with its files elsewhere: by their absolute paths below a folder.
 
         Args:
-            scratch: takes a file of adapters whose absolute paths lie there, too.
+            scratch: takes a file of adapters with the absolute paths below that folder.
         """
         from buildlib.builder_options import move_paths
 
@@ -90,7 +90,7 @@ class BuildRequest(BaseModel):
 
     @classmethod
     def of(cls, entry: BuildEntry, plan_file: Path) -> "BuildRequest":
-        """Return what a plan asks for."""
+        """Return the request of a plan."""
         from buildlib.builder_options import flatten_options
 
         def path(name: str | None) -> Path | None:
@@ -116,11 +116,7 @@ class BuildRequest(BaseModel):
         )
 
     def plan(self) -> "Build":
-        """Check it, and return the build that it asks for.
-
-        Raises:
-            BuildError: it cannot be built.
-        """
+        """Check it, and return the build that it asks for."""
         from buildlib.builder.sources import read_text
         from buildlib.builder_options import apply_options
         from buildlib.genai import GenAIBuilderFactory
@@ -149,7 +145,7 @@ class BuildRequest(BaseModel):
             job: as `plan` returned it.
 
         Returns:
-            The container, in the cache if it was not placed, and what comparing its stages showed.
+            The container, in the cache if it was not placed, and the comparison of its stages.
         """
         from buildlib.builder.verification import verify_build
 
@@ -180,9 +176,9 @@ class ContainerBuild:
         label: in the plan.
         sha256: its content hash; empty if there is none, or none that can be read.
         built: whether the plan says how to build it.
-        replaced: whether the build replaced what its folder had.
+        replaced: whether the build replaced the content of its folder.
         stages_run: number of stages of the build that did not come from the cache.
-        error: why it could not be built, one line; what its folder has is then an older one.
+        error: why it could not be built, one line; its folder then has an older container.
     """
 
     label: str
@@ -200,21 +196,21 @@ def build_containers(
     on_progress: Tell = lambda _: None,
     build: BuildContainer | None = None,
 ) -> tuple[ContainerBuild, ...]:
-    """Build the containers of a plan whose sources, options or compiler have changed.
+    """Build the containers of a plan with changed sources, options or compiler.
 
-    The stage cache knows what has: an unchanged one runs no stage, and its folder stays as it is.
-    One that cannot be built does not keep the others from it.
+    The stage cache tells: an unchanged one runs no stage, and its folder stays as it is. One that
+    cannot be built does not keep the others from it.
 
     Args:
         on_progress: called with a line for each stage that ran.
         build: builds them elsewhere than here.
     """
     build = build or _build_here
-    made = []
+    builds = []
     for entry in plan.containers:
         label, folder = container_label(plan_file, entry), resolve_path(plan_file, entry.path)
         if entry.build is None:
-            made.append(ContainerBuild(label, _content(folder)))
+            builds.append(ContainerBuild(label, _content(folder)))
             continue
         start = time.monotonic()
         try:
@@ -223,25 +219,25 @@ def build_containers(
             check_replaceable(folder, exist_ok=True)  # before a build
             sha256, stages = build(request, folder, partial(_tell_stage, on_progress, label))
             seconds, replaced = time.monotonic() - start, before != sha256
-            made.append(ContainerBuild(label, sha256, True, replaced, stages, seconds))  # noqa: FBT003
+            builds.append(ContainerBuild(label, sha256, True, replaced, stages, seconds))  # noqa: FBT003
         except (QnnfarmError, OSError, UnicodeError) as error:
-            seconds, said = time.monotonic() - start, one_line(str(error), 1000)
+            seconds, reason = time.monotonic() - start, one_line(str(error), 1000)
             if isinstance(error, OSError):
-                said = f"{error.filename or folder}: {error.strerror or said}"
-            made.append(
-                ContainerBuild(label, _content(folder), built=True, seconds=seconds, error=said)
+                reason = f"{error.filename or folder}: {error.strerror or reason}"
+            builds.append(
+                ContainerBuild(label, _content(folder), built=True, seconds=seconds, error=reason)
             )
-    return tuple(made)
+    return tuple(builds)
 
 
 def without_containers(plan: Plan, plan_file: Path, labels: Collection[str]) -> Plan:
     """Return a plan without the containers of some labels."""
-    kept = [entry for entry in plan.containers if container_label(plan_file, entry) not in labels]
+    others = [e for e in plan.containers if container_label(plan_file, e) not in labels]
     matches = {
         key: tuple(match for match in getattr(plan, key) if match.container not in labels)
         for key in ("exclude", "include")
     }
-    return plan.model_copy(update={"containers": tuple(kept), **matches})
+    return plan.model_copy(update={"containers": tuple(others), **matches})
 
 
 def _tell_stage(tell: Tell, label: str, words: str) -> None:

@@ -1,7 +1,7 @@
 """Cancellation of a cell that runs in one thread, from another thread.
 
-A thread that waits for a device cannot be interrupted. So what runs on the device is ended there,
-over a connection of its own; the waiting call then returns, and the next step of the cell raises.
+A thread that waits for a device cannot be interrupted. So its command is ended on the device, over
+a connection of its own; the waiting call then returns, and the next step of the cell raises.
 """
 
 import contextlib
@@ -31,14 +31,10 @@ class CancelToken:
         self._shield = threading.local()
 
     def check(self, *, overdue: bool = True) -> None:
-        """Raise if the cell was cancelled.
+        """Raise if the cell was cancelled: `CellInterrupted` or `DeviceTimeoutError`.
 
         Args:
             overdue: also if that was for the time it took.
-
-        Raises:
-            CellInterrupted: the whole run ends.
-            DeviceTimeoutError: the cell took too long.
         """
         if self._cause is None or getattr(self._shield, "is_on", False):
             return
@@ -47,11 +43,11 @@ class CancelToken:
             raise error
 
     def interrupt(self) -> None:
-        """Cancel the cell because the whole run ends; ends what it runs on its device."""
+        """Cancel the cell because the whole run ends; ends its commands on its device."""
         self._cancel(CellInterrupted)
 
     def expire(self, serial: str, action: str, timeout_s: float) -> None:
-        """Cancel the cell because it took too long; ends what it runs on its device."""
+        """Cancel the cell because it took too long; ends its commands on its device."""
         self._cancel(lambda: DeviceTimeoutError(serial, action, timeout_s))
 
     @contextlib.contextmanager

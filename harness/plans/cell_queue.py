@@ -8,16 +8,6 @@ from harness.plans.cells import Cell
 from harness.pool.requirement import Requirement
 
 
-@dataclass(slots=True)
-class _Mean:
-    sum_s: float = 0.0
-    count: int = 0
-
-    def add(self, seconds: float) -> None:
-        self.sum_s += seconds
-        self.count += 1
-
-
 class Durations:
     """Estimates of how long cells take, which learn while a plan runs. Not thread-safe.
 
@@ -33,7 +23,8 @@ class Durations:
         self, cells: Iterable[Cell], recorded_s: Callable[[Cell], float | None] = lambda _: None
     ) -> None:
         self._recorded_s = recorded_s
-        self._means: dict[object, _Mean] = {}
+        self._sums: dict[object, tuple[float, int]] = {}
+        """Seconds and number of cells by group."""
         for cell in cells:
             seconds = recorded_s(cell)
             if seconds is not None:
@@ -42,18 +33,17 @@ class Durations:
     def learn(self, cell: Cell, seconds: float) -> None:
         """Learn how long a cell took."""
         for group in _groups(cell):
-            self._means.setdefault(group, _Mean()).add(seconds)
+            sum_s, count = self._sums.get(group, (0.0, 0))
+            self._sums[group] = sum_s + seconds, count + 1
 
     def expected_s(self, cell: Cell) -> float:
         """Estimate a cell in seconds; 1 if nothing like it ran yet."""
-        recorded = self._recorded_s(cell)
-        if recorded is not None:
-            return recorded
-        for group in _groups(cell):
-            mean = self._means.get(group)
-            if mean is not None:
-                return mean.sum_s / mean.count
-        return 1.0
+        seconds = self._recorded_s(cell)
+        if seconds is not None:
+            return seconds
+        sums = (self._sums[group] for group in _groups(cell) if group in self._sums)
+        sum_s, count = next(sums, (1.0, 1))
+        return sum_s / count
 
 
 def _groups(cell: Cell) -> tuple[object, ...]:
@@ -80,7 +70,7 @@ class CellQueue:
     """Waiting cells, by greedy list scheduling. Not thread-safe: its owner has a lock.
 
     A device goes on with the container that it has, so that nothing is pushed needlessly; but near
-    the end, once a cell is long for what is left, the longest goes first, so that devices finish
+    the end, once a cell is long for the rest, the longest goes first, so that devices finish
     together.
     """
 
@@ -147,17 +137,18 @@ class CellQueue:
         heads = [
             entry
             for (requirement, _), group in self._groups.items()
-            if group and fits(requirement)
-            for entry in _first(group, allowed)
+            if group
+            and fits(requirement)
+            and (entry := next((e for e in group if allowed(e.cell)), None)) is not None
         ]
         if not heads:
             return None
-        chosen = min(heads)
+        entry = min(heads)
         share_s = self._left_s / max(1, devices)
-        if -chosen.minus_expected_s < _URGENT * share_s:
-            chosen = min((e for e in heads if e.cell.affinity == affinity), default=chosen)
-        self._remove(chosen)
-        return chosen.cell
+        if -entry.minus_expected_s < _URGENT * share_s:
+            entry = min((e for e in heads if e.cell.affinity == affinity), default=entry)
+        self._remove(entry)
+        return entry.cell
 
     def remove(self, cells: Iterable[Cell]) -> None:
         """Remove cells that will not run."""
@@ -187,10 +178,3 @@ class CellQueue:
     def _entry(self, cell: Cell) -> _Entry:
         number = self._numbers.setdefault(cell.key, len(self._numbers))
         return _Entry(-self._durations.expected_s(cell), number, cell)
-
-
-def _first(group: Sequence[_Entry], allowed: Callable[[Cell], bool]) -> Iterator[_Entry]:
-    for entry in group:
-        if allowed(entry.cell):
-            yield entry
-            return

@@ -94,7 +94,7 @@ class DeviceCellRunner:
     def _keep_logs(
         self, cell: Cell, device: LeasedDevice, seconds: float, failure: HarnessError
     ) -> None:
-        """Keep what the device logged during a try; the newest try on a device replaces others."""
+        """Keep the device's logs of a try; the newest try on a device replaces others."""
         if self.logs is None:
             return
         name = f"{safe_file_name(cell.label)}-{cell.key[:8]}"
@@ -123,7 +123,7 @@ class DeviceCellRunner:
             ),
         )
         if not cell.workload.needs_container:
-            device.dirty = True  # what a command leaves running ends with the lease
+            device.dirty = True  # processes that a command leaves end with the lease
         try:
             with cancel.on_cancel(lambda: _end_processes(device)):
                 result = cell.workload.run(session, self._recording(cell, session, cancel))
@@ -144,14 +144,14 @@ class DeviceCellRunner:
         The store is asked, not the journal, so that a process killed between the two repeats
         nothing, and results that were deleted are measured again.
         """
-        wanted = {(self.group_id(cell), cell.session): cell for cell in cells if _is_stored(cell)}
-        chosen, results = list(wanted), dict[str, CellResult]()
-        for start in range(0, len(chosen), _MOST_ASKED):
-            groups, sessions = map(set, zip(*chosen[start : start + _MOST_ASKED], strict=True))
-            for run in self._list(RunFilter(status="done", group_ids=groups, sessions=sessions)):
-                cell = wanted.get((run.group_id, run.session))
+        by_run = {(self.group_id(cell), cell.session): cell for cell in cells if _is_stored(cell)}
+        pairs, results = list(by_run), dict[str, CellResult]()
+        for start in range(0, len(pairs), _MOST_ASKED):
+            groups, sessions = map(set, zip(*pairs[start : start + _MOST_ASKED], strict=True))
+            for stored in self._list(RunFilter(status="done", group_ids=groups, sessions=sessions)):
+                cell = by_run.get((stored.group_id, stored.session))
                 if cell is not None:
-                    results[cell.key] = _cell_result(stored_result(run))
+                    results[cell.key] = _cell_result(stored_result(stored))
         return results
 
     def stored_result(self, cell: Cell) -> CellResult | None:
@@ -161,13 +161,8 @@ class DeviceCellRunner:
     def failed_run(self, cell: Cell, *, since: datetime | None = None) -> Run | None:
         """Return the run of the cell's newest failed try, if it was stored."""
         groups, sessions = [self.group_id(cell)], [cell.session]
-        wanted = RunFilter(status="failed", group_ids=groups, sessions=sessions, since=since)
-        return next(reversed(self._list(wanted)), None) if _is_stored(cell) else None
-
-    @property
-    def has_results(self) -> bool:
-        """True if there is a database."""
-        return self.store.existing is not None
+        failures = RunFilter(status="failed", group_ids=groups, sessions=sessions, since=since)
+        return next(reversed(self._list(failures)), None) if _is_stored(cell) else None
 
     def _recording(self, cell: Cell, session: Session, cancel: CancelToken) -> Recording:
         device, groups = session.properties, [self.group_id(cell)]
@@ -184,9 +179,9 @@ class DeviceCellRunner:
             shield=cancel.shield,
         )
 
-    def _list(self, wanted: RunFilter) -> tuple[Run, ...]:
+    def _list(self, runs: RunFilter) -> tuple[Run, ...]:
         store = self.store.existing
-        return () if store is None else store.list_runs(wanted)
+        return () if store is None else store.list_runs(runs)
 
 
 class PlanSettings(BaseModel):
@@ -218,7 +213,7 @@ class PlanSettings(BaseModel):
     def runner(
         self, store: LazyResultsStore, models: ModelCache, plan_run_id: str
     ) -> DeviceCellRunner:
-        """Return what runs cells of a run of the plan."""
+        """Return the runner of the cells of a run of the plan."""
         return DeviceCellRunner(
             store,
             models,
@@ -234,17 +229,15 @@ class PlanSettings(BaseModel):
 
 
 def _is_stored(cell: Cell) -> bool:
-    """Return whether a cell stores a run, as all do but plain commands."""
     return cell.workload.needs_container
 
 
 def _end_processes(device: LeasedDevice) -> None:
-    """End what runs on a device under our lease."""
     deadline = Deadline.for_device(device.serial, "ending a cell", _SWEEP_S)
     device.fence.sweep(device.unleased, deadline)
 
 
 def _cell_result(result: WorkloadResult[object]) -> CellResult:
-    run = result.run
-    emulator = run is not None and run.device.emulator
-    return CellResult(run.id if run else None, result.summary, result.values, emulator)
+    stored = result.run
+    emulator = stored is not None and stored.device.emulator
+    return CellResult(stored.id if stored else None, result.summary, result.values, emulator)

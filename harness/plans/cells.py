@@ -25,12 +25,11 @@ class Cell:
         label: for people: `CONTAINER/DEVICES/WORKLOAD`, with runtime, session and replica if there
             are several. Unique in its plan.
         requirement: of the device; asks for one.
-        folder: what the workload's relative paths are relative to.
-        container: its folder, or what else the runtime runs; `None` for a plain command.
-        runtime: what runs it.
-        affinity: the container's hash; cells of one affinity share what lies on a device.
+        folder: of the workload's relative paths.
+        container: folder or file that the runtime runs; `None` for a plain command.
+        affinity: the container's hash; cells of one affinity share their files on a device.
         anti_affinity: cells of one anti-affinity go onto different devices; empty for any.
-        work: id of what it does in what time, as `Work` has it: the same for its sessions and
+        work: id of its work and time limit, as `Work` has it: the same for its sessions and
             replicas, and in the plans of other users.
         session: counted from 0.
     """
@@ -56,11 +55,7 @@ class Cell:
 
     @classmethod
     def from_json(cls, text: str) -> "Cell":
-        """Read one from JSON.
-
-        Raises:
-            ValueError: it is no cell.
-        """
+        """Read one from JSON; `ValueError` if it is none."""
         return _ADAPTER.validate_json(text)
 
 

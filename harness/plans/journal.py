@@ -70,7 +70,7 @@ class Journal(Closeable):
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._lock = FileLock(f"{path}.lock")
         self._writing = threading.Lock()
         self._syncing = threading.Lock()
@@ -81,36 +81,26 @@ class Journal(Closeable):
         self._content = _Content()
 
     @property
-    def path(self) -> Path:
-        """The file."""
-        return self._path
-
-    @property
     def plan_run_id(self) -> str:
         """32 hexadecimal digits that stay the same until a fresh start."""
         return self._content.plan_run_id
 
     def __enter__(self) -> Self:
-        """Lock the journal and read it.
-
-        Raises:
-            WrongUseError: another process holds it.
-            JournalError: it cannot be read or written, or a newer qnnfarm wrote it.
-        """
+        """Lock the journal and read it; `WrongUseError` if another process holds it."""
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             self._read()
         except Timeout as error:
             raise WrongUseError(
                 "another `qnnfarm run` works on this plan and database: wait for it, or stop "
-                f"it (its journal is {self._path})"
+                f"it (its journal is {self.path})"
             ) from error
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
-                raise JournalError(str(self._path), error.strerror or str(error)) from error
+                raise JournalError(str(self.path), error.strerror or str(error)) from error
             raise
         return self
 
@@ -123,13 +113,10 @@ class Journal(Closeable):
         self._lock.release()
 
     def begin(self, plan: str, plan_run_id: str, *, fresh: bool) -> None:
-        """Go on with what the journal holds, or start fresh if asked to or if it is empty.
+        """Go on with the journal, or start fresh if asked to or if it is empty.
 
         Args:
             plan_run_id: identifier of a fresh start.
-
-        Raises:
-            JournalError: it cannot be written; its content is unchanged.
         """
         beginning = {"event": "plan", "format": _FORMAT, "plan": plan, "campaign": plan_run_id}
         if not self._content.plan_run_id:
@@ -176,21 +163,21 @@ class Journal(Closeable):
 
     def _replace(self, beginning: Mapping[str, object]) -> None:
         """Replace the file, atomically, by one that holds only the durations so far."""
-        kept = list(dict.fromkeys(self._content.done.values()))[-_MOST_KEPT:]
+        lines = list(dict.fromkeys(self._content.done.values()))[-_MOST_KEPT:]
         with self._syncing, self._writing:
             old = self._usable()
             try:
-                with atomic_write(self._path) as new:
+                with atomic_write(self.path) as new:
                     os.fchmod(new.fileno(), 0o600)
-                    new.write(b"".join([*kept, _line(beginning)]))
-                self._file = os.open(self._path, os.O_RDWR | os.O_APPEND)
+                    new.write(b"".join([*lines, _line(beginning)]))
+                self._file = os.open(self.path, os.O_RDWR | os.O_APPEND)
                 os.close(old)
-                sync_folder(self._path.parent)
+                sync_folder(self.path.parent)
             except OSError as error:
-                raise JournalError(str(self._path), error.strerror or str(error)) from error
+                raise JournalError(str(self.path), error.strerror or str(error)) from error
 
     def _sync(self) -> None:
-        """Flush what was written before this call to the disk; many calls share one fsync."""
+        """Flush earlier lines to the disk; many calls share one fsync."""
         with self._writing:
             mine = self._written
         with self._syncing:
@@ -207,7 +194,7 @@ class Journal(Closeable):
     def _usable(self) -> int:
         """Return the open file; every line written to it so far is whole."""
         if self._file is None or self._broken:
-            raise JournalError(str(self._path), self._broken or "it is closed")
+            raise JournalError(str(self.path), self._broken or "it is closed")
         return self._file
 
     def _failed(self, error: OSError) -> JournalError:
@@ -216,14 +203,14 @@ class Journal(Closeable):
         Nor is fsync tried again: it reports a failed write-back only once.
         """
         self._broken = error.strerror or str(error)
-        return JournalError(str(self._path), self._broken)
+        return JournalError(str(self.path), self._broken)
 
     def _read(self) -> None:
         if self._file is None:
             return
         if os.fstat(self._file).st_size > _LARGEST:
-            raise JournalError(str(self._path), f"it is larger than {_LARGEST} bytes: remove it")
-        data = self._path.read_bytes()
+            raise JournalError(str(self.path), f"it is larger than {_LARGEST} bytes: remove it")
+        data = self.path.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             os.ftruncate(self._file, whole)
@@ -232,25 +219,25 @@ class Journal(Closeable):
                 self._take(json.loads(line), line)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 reason = f"line {number} is damaged ({error}): remove it to start over"
-                raise JournalError(str(self._path), reason) from error
+                raise JournalError(str(self.path), reason) from error
 
     def _take(self, record: Mapping[str, object], line: bytes) -> None:
         content = self._content
         match record["event"]:
             case "plan":
                 if int(str(record["format"])) > _FORMAT:
-                    raise JournalError(str(self._path), "a newer qnnfarm wrote it: update qnnfarm")
+                    raise JournalError(str(self.path), "a newer qnnfarm wrote it: update qnnfarm")
                 content.plan_run_id = _plan_run_id(record["campaign"])
                 content.cells.clear()
             case "begun":
-                begun = JournalEntry("left", str(record["device"]), CellResult(), 0.0)
-                content.cells[str(record["cell"])] = begun
+                entry = JournalEntry("left", str(record["device"]), CellResult(), 0.0)
+                content.cells[str(record["cell"])] = entry
             case "ended":
-                ended = _ended(record)
-                content.cells[str(record["cell"])] = ended
-                if ended.status == "done":
+                entry = _ended(record)
+                content.cells[str(record["cell"])] = entry
+                if entry.status == "done":
                     for key in (str(record["group"]), str(record["cell"])):
-                        content.durations[key] = ended.duration_s
+                        content.durations[key] = entry.duration_s
                         content.done.pop(key, None)  # the newest comes last
                         content.done[key] = line + b"\n"
             case other:
@@ -263,9 +250,9 @@ def _line(record: Mapping[str, object]) -> bytes:
 
 
 def _write(file: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(file, left) :]
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
 
 
 def _record(outcome: CellOutcome) -> Mapping[str, object]:

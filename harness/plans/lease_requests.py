@@ -156,7 +156,7 @@ class LeaseRequests:
         self._is_crowded = False
 
     def open(self, members: PoolSnapshot, leased: Collection[str]) -> Iterator[Requirement]:
-        """Decide what to request now; each request is pending until it is closed.
+        """Yield the requests of this moment; each is pending until it is closed.
 
         Devices that are free come first, then those that have to be waited for.
 
@@ -165,9 +165,9 @@ class LeaseRequests:
         """
         self._limited.clear()
         self._is_crowded = False
-        waiting = self._queue.requirements()
+        requirements = self._queue.requirements()
         for at_once in (True, False):
-            for requirement, count in waiting:
+            for requirement, count in requirements:
                 names = members.matching(requirement)
                 free = [name for name in members.usable(names) if name not in leased]
                 if at_once:
@@ -264,5 +264,5 @@ class LeaseRequests:
                     break
 
     def _is_below_limit(self, leased: int) -> bool:
-        most, pending = self._max_parallel, self._pending.total()
-        return pending < _MOST_PENDING and (most is None or pending + leased < most)
+        most, number = self._max_parallel, self._pending.total()
+        return number < _MOST_PENDING and (most is None or number + leased < most)

@@ -2,6 +2,7 @@
 
 import fnmatch
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,7 +77,7 @@ def expand(
 
 
 def select(cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:
-    """Select the cells whose label is, or matches, one of the patterns (`*`, `?`, `[...]`)."""
+    """Select the cells by their labels, or by patterns of them (`*`, `?`, `[...]`)."""
     if not patterns:
         return tuple(cells)
     return tuple(
@@ -86,38 +87,31 @@ def select(cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Expansion:
-    def __init__(
-        self,
-        plan: Plan,
-        path: Path,
-        identify: Identify,
-        members: Callable[[], Sequence[MemberStatus]],
-        check: Check,
-    ) -> None:
-        self._check = check
-        self._plan = plan
-        self._path = path
-        self._identify = identify
-        self._members = members
+    plan: Plan
+    path: Path
+    identify: Identify
+    members: Callable[[], Sequence[MemberStatus]]
+    check: Check
 
     def cells(self) -> Iterator[Cell]:
-        plan = self._plan
+        plan = self.plan
         workloads = [entry.workload for entry in plan.workloads]
         labels = self._labelled("workloads", [e.label or e.workload.kind for e in plan.workloads])
         devices = self._labelled("devices", [d.label or _device_label(d) for d in plan.devices])
         paths = [self._resolve(c.path) for c in plan.containers]
         containers = self._labelled(
             "containers",
-            [container_label(self._path, entry) for entry in plan.containers],
+            [container_label(self.path, entry) for entry in plan.containers],
         )
         runs_model = any(workload.needs_container for workload in workloads)
         if not paths and runs_model:
             raise self._error("containers", "name containers: a workload of the plan runs a model")
         subjects = list(self._subjects(containers, paths)) if runs_model else []
-        pushed = self._pushed()
+        pushes = self._pushed()
         contents = [
-            self._content(i, workload) + (pushed if workload.needs_container else "")
+            self._content(i, workload) + (pushes if workload.needs_container else "")
             for i, workload in enumerate(workloads)
         ]
         slots = [
@@ -134,40 +128,36 @@ class _Expansion:
             ((s.label, s.runtime) if s else ("", "")) + (devices[d], labels[w])
             for s, d, w in combinations
         ]
-        selected = self._select(names)
-        total = sum(
-            len(slots[d]) * plan.workloads[w].sessions
-            for (_, d, w), keep in zip(combinations, selected, strict=True)
-            if keep
-        )
+        runs = self._select(names)
+        combinations = list(itertools.compress(combinations, runs))
+        names = list(itertools.compress(names, runs))
+        total = sum(len(slots[d]) * plan.workloads[w].sessions for _, d, w in combinations)
         if not 0 < total <= MOST_CELLS:
             amount = "no cell" if not total else f"{total:,} cells, more than {MOST_CELLS:,}"
             raise self._error("", f"the plan has {amount}")
-        kept = zip(combinations, selected, strict=True)
-        self._check_workloads({(s, w): None for (s, _, w), keep in kept if s and keep})
+        self._check_workloads({(s, w): None for s, _, w in combinations if s})
         copies: Counter[str] = Counter()
-        for (subject, d, w), name, keep in zip(combinations, names, selected, strict=True):
-            if keep:
-                groups = set()
-                for cell in self._sessions(name, plan.workloads[w], contents[w], subject, slots[d]):
-                    groups.add(cell.group)
-                    before = copies[cell.group]
-                    yield duplicate(cell, before) if before else cell
-                copies.update(groups)
+        for (subject, d, w), name in zip(combinations, names, strict=True):
+            groups = set()
+            for cell in self._sessions(name, plan.workloads[w], contents[w], subject, slots[d]):
+                groups.add(cell.group)
+                before = copies[cell.group]
+                yield duplicate(cell, before) if before else cell
+            copies.update(groups)
 
     def _subjects(self, labels: Sequence[str], paths: Sequence[Path]) -> Iterator[_Subject]:
         """Yield each container with each runtime of the plan that runs such ones."""
-        names = self._plan.runtimes
+        names = self.plan.runtimes
         idle = set(names)
         for number, path in enumerate(paths):
-            found = [name for name in names if find_runtime(name).runs(path)]
-            if not found:
+            own = [name for name in names if find_runtime(name).runs(path)]
+            if not own:
                 reason = f"{path} is nothing that {' or '.join(names)} can run"
                 raise self._error(f"containers[{number}].path", reason)
-            for name in found:
+            for name in own:
                 idle.discard(name)
                 try:
-                    sha256 = self._identify(path, name)
+                    sha256 = self.identify(path, name)
                 except (BuildError, WrongUseError) as error:
                     raise self._error(f"containers[{number}].path", str(error)) from error
                 yield _Subject(labels[number], name, number, path, sha256)
@@ -176,17 +166,17 @@ class _Expansion:
 
     def _check_workloads(self, pairs: Iterable[tuple[_Subject, int]]) -> None:
         for subject, w in sorted(pairs, key=lambda pair: (pair[0].number, pair[1])):
-            workload = self._plan.workloads[w].workload
+            workload = self.plan.workloads[w].workload
             name = subject.path.name
             try:
-                self._check(subject.path, subject.runtime, workload)
+                self.check(subject.path, subject.runtime, workload)
             except PromptTooLongError as error:
                 where = f"workloads[{w}].{workload.length_key}"
                 raise self._error(where, f"{name}: {error}") from error
             except WrongUseError as error:
                 reason = f"{name}: {error}"
-                if len(self._plan.runtimes) > 1:
-                    label = self._plan.workloads[w].label or workload.kind
+                if len(self.plan.runtimes) > 1:
+                    label = self.plan.workloads[w].label or workload.kind
                     match = f"{{runtime: {subject.runtime}, workload: {label}}}"
                     reason += f"; `exclude: [{match}]` leaves it out"
                 raise self._error(f"workloads[{w}]", reason) from error
@@ -201,14 +191,14 @@ class _Expansion:
     ) -> Iterator[Cell]:
         for session in range(entry.sessions):
             for slot in slots:
-                runtime = name[1] if len(self._plan.runtimes) > 1 else ""
+                runtime = name[1] if len(self.plan.runtimes) > 1 else ""
                 words = [name[0], runtime, slot.label, name[3]]
                 label = "/".join(word for word in words if word)
                 yield make_cell(
                     f"{label}#{session + 1}" if entry.sessions > 1 else label,
                     entry.workload,
                     slot.requirement,
-                    folder=self._path.parent,
+                    folder=self.path.parent,
                     container=subject.path if subject else None,
                     runtime=subject.runtime if subject else DEFAULT_RUNTIME,
                     container_sha256=subject.sha256 if subject else "",
@@ -217,12 +207,12 @@ class _Expansion:
                     session=session,
                     replica=slot.replica,
                     spread=slot.spread,
-                    retries=self._plan.retries,
-                    timeout_s=self._plan.timeouts.cell_s,
+                    retries=self.plan.retries,
+                    timeout_s=self.plan.timeouts.cell_s,
                 )
 
     def _conditions(self, workload: AnyWorkload) -> Mapping[str, object]:
-        conditions = self._plan.conditions
+        conditions = self.plan.conditions
         if conditions == "none" or not workload.under_conditions:
             return {}
         return conditions.model_dump(mode="json")
@@ -237,7 +227,7 @@ class _Expansion:
             min_free_bytes=entry.min_free_bytes,
         )
         if entry.count == "all":
-            names = sorted(m.name for m in self._members() if meets(requirement, m))
+            names = sorted(m.name for m in self.members() if meets(requirement, m))
             if not names:
                 raise self._error(
                     f"devices[{number}]", f"the pool has no such device: {requirement}"
@@ -254,22 +244,22 @@ class _Expansion:
 
     def _select(self, names: Sequence[tuple[str, str, str, str]]) -> list[bool]:
         """Decide which combinations run: excluded ones do not, unless they are included again."""
-        for key, matches in (("exclude", self._plan.exclude), ("include", self._plan.include)):
+        for key, matches in (("exclude", self.plan.exclude), ("include", self.plan.include)):
             for number, match in enumerate(matches):
                 if not any(match.matches(*name) for name in names):
                     raise self._error(f"{key}[{number}]", "it matches no combination of the plan")
         return [
-            not any(match.matches(*name) for match in self._plan.exclude)
-            or any(match.matches(*name) for match in self._plan.include)
+            not any(match.matches(*name) for match in self.plan.exclude)
+            or any(match.matches(*name) for match in self.plan.include)
             for name in names
         ]
 
     def _content(self, number: int, workload: AnyWorkload) -> str:
         """Hash the files that a workload reads; empty if it reads none."""
-        named = ((key, getattr(workload, key)) for key in workload.input_keys)
+        names = ((key, getattr(workload, key)) for key in workload.input_keys)
         hashes = [
             self._hash(f"workloads[{number}].{key}", name, text=key not in workload.binary_keys)
-            for key, name in named
+            for key, name in names
             if name is not None
         ]
         return "+".join(hashes)
@@ -277,7 +267,7 @@ class _Expansion:
     def _pushed(self) -> str:
         """Return names and hashes of the files that go with containers; empty without any."""
         try:
-            files = pushed_files(self._plan.push, self._path.parent)
+            files = pushed_files(self.plan.push, self.path.parent)
             digests = hash_files(file.path for file in files.values())
         except HarnessError as error:
             raise self._error("push", str(error)) from error
@@ -306,10 +296,10 @@ class _Expansion:
         return labels
 
     def _resolve(self, path: str) -> Path:
-        return resolve_path(self._path, path)
+        return resolve_path(self.path, path)
 
     def _error(self, key: str, reason: str) -> ConfigFileError:
-        return ConfigFileError(str(self._path), None, key, reason)
+        return ConfigFileError(str(self.path), None, key, reason)
 
 
 def resolve_path(plan_file: Path, path: str) -> Path:

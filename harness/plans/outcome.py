@@ -12,7 +12,7 @@ from harness.workloads.registry import AnyWorkload
 
 
 def classify(error: Exception, workload: AnyWorkload) -> FailureClass:
-    """Say whose fault an error raised on purpose is."""
+    """Return the class of an error raised on purpose: the party at fault."""
     if isinstance(error, DeviceCommandError) and not workload.needs_container:
         return FailureClass.OUTPUT  # the plan's own command failed, not one that deploys, say
     return error.failure_class if isinstance(error, HarnessError) else FailureClass.USE
@@ -125,10 +125,10 @@ class Summary:
 
     def __str__(self) -> str:
         """Return `3 done, 1 failed, 0 left in 12.3 s`, after `interrupted: ` if it was."""
-        left = self.count("left") + self.count("interrupted")
-        ended = "interrupted: " if self.interrupted else ""
-        counts = f"{self.count('done')} done, {self.count('failed')} failed, {left} left"
-        return f"{ended}{counts} in {self.elapsed_s:.1f} s"
+        rest = self.count("left") + self.count("interrupted")
+        prefix = "interrupted: " if self.interrupted else ""
+        counts = f"{self.count('done')} done, {self.count('failed')} failed, {rest} left"
+        return f"{prefix}{counts} in {self.elapsed_s:.1f} s"
 
     def count(self, status: CellStatus) -> int:
         """Count the cells that ended so."""

@@ -1,4 +1,4 @@
-"""Attempts at cells, and the log of what became of each cell."""
+"""Attempts at cells, and the log of the outcome of each cell."""
 
 import threading
 import time
@@ -76,11 +76,11 @@ class OutcomeLog:
 
     def finish(self, attempt: Attempt, result: CellResult) -> None:
         """Log the result of a cell."""
-        self._end(replace(self._ended(attempt, "done"), result=result))
+        self.end(replace(self._ended(attempt, "done"), result=result))
 
     def interrupt(self, attempt: Attempt) -> None:
         """Log that a cell was cut short because the whole run ends."""
-        self._end(self._ended(attempt, "interrupted"))
+        self.end(self._ended(attempt, "interrupted"))
 
     def failure_outcome(self, attempt: Attempt, error: Exception, blame: str) -> CellOutcome:
         """Give the outcome of a cell if it is not tried again; `blame` as in `Failure.of`."""
@@ -93,10 +93,6 @@ class OutcomeLog:
         self.observer.on_cell_retry(outcome.cell, member, failure)
         with self._lock:
             self._outcomes[outcome.cell.key] = replace(outcome, status="left")
-
-    def fail(self, outcome: CellOutcome) -> None:
-        """Log that a failed cell will not be tried again."""
-        self._end(outcome)
 
     def fail_without_device(self, cells: Sequence[Cell], error: Exception) -> None:
         """Log that cells will get no device."""
@@ -125,7 +121,8 @@ class OutcomeLog:
         failures = (*outcome.failures, (member, Failure.of(error, cell.workload, blame)))
         return replace(outcome, status="failed", device=member, failures=failures)
 
-    def _end(self, outcome: CellOutcome) -> None:
+    def end(self, outcome: CellOutcome) -> None:
+        """Log the last outcome of a cell."""
         self._record([outcome])
         self.observer.on_cell_end(outcome)
 

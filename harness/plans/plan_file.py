@@ -1,4 +1,4 @@
-"""`PLAN.yaml`: what to run where, checked before anything runs (docs/plans.md)."""
+"""`PLAN.yaml`: workloads and their devices, checked before anything runs (docs/plans.md)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -191,10 +191,10 @@ class NightlyEntry(_Part):
 
     Attributes:
         reports: folder of the reports; by default the plan's name with `-reports`.
-        keep: number of nights whose reports are kept.
+        keep: number of nights with reports.
         url: where people reach that folder, for links in messages.
         tell: receivers of its messages.
-        when: `news` tells of what was not there the night before; `always` tells of each night.
+        when: `news` tells of changes since the night before; `always` tells of each night.
     """
 
     reports: NonEmpty | None = None
@@ -229,14 +229,14 @@ class Plan(_Part):
     """A plan. Paths in it are relative to its folder.
 
     Attributes:
-        runtimes: names of what runs the containers, each of those that it can.
+        runtimes: names of the runtimes; each runs the containers that it can.
         conditions: that benchmarks wait for; `none` measures devices as they are.
         telemetry: whether devices are sampled while they generate.
         labels: the user's own keys and values, which every run of the plan is stored with.
         log_level: of the library's own log; by default its errors.
         trace: whether runs are kept with a trace.
         push: files that are pushed with every container, as `pushed_files` has them.
-        nightly: what `qnnfarm nightly` does besides; `qnnfarm run` ignores it.
+        nightly: further work of `qnnfarm nightly`; `qnnfarm run` ignores it.
     """
 
     name: Label
@@ -266,9 +266,5 @@ class Plan(_Part):
 
 
 def load_plan(path: Path) -> Plan:
-    """Read and check a plan.
-
-    Raises:
-        ConfigFileError: names the file, the line, the key, and what is wrong there.
-    """
+    """Read and check a plan; a `ConfigFileError` names the line, the key, and the fault."""
     return YamlFile.load(path, Plan).content

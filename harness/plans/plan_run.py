@@ -55,7 +55,7 @@ class PlanRun:
     @property
     def has_results(self) -> bool:
         """True if there is a database; none is made before there is something to keep."""
-        return self.runner is not None and self.runner.has_results
+        return self.runner is not None and self.runner.store.existing is not None
 
     @property
     def logs(self) -> Path | None:
@@ -68,11 +68,7 @@ class PlanRun:
         return cell.key in self.done
 
     def run(self, *, max_parallel: int | None = None, observer: Observer | None = None) -> Summary:
-        """Run what is not done; see `run_matrix`.
-
-        Raises:
-            ValueError: it was opened as a dry run.
-        """
+        """Run the cells that are not done, unless it was opened as a dry run; see `run_matrix`."""
         if self.runner is None:
             raise ValueError("this is a dry run")
         options = MatrixOptions(
@@ -108,20 +104,16 @@ def open_plan_run(
     on_progress: OnProgress = ignore_progress,
     plan: Plan | None = None,
 ) -> Iterator[PlanRun]:
-    """Open a plan with what earlier runs of it did.
+    """Open a plan with the results of earlier runs of it.
 
     Args:
         db: overrides the plan's; relative to the working folder.
         pool_file: overrides the plan's.
         only: select cells by patterns of their labels.
-        fresh: forget what was done.
+        fresh: forget these results.
         dry_run: write nothing.
         on_progress: called with notices of the pool, while it looks for devices.
-        plan: what the file says; read from it by default.
-
-    Raises:
-        ConfigFileError: the plan cannot be used; the pool's file cannot be used.
-        WrongUseError: no cell matches `only`; or another process runs the plan.
+        plan: content of the file; read from it by default.
     """
     plan = plan or load_plan(plan_file)
     location = find_database(plan, plan_file, db)
@@ -165,13 +157,12 @@ def open_plan_run(
             push=pushed_files(plan.push, plan_file.parent),
             logs=logs,
         )
-        done: dict[str, CellResult] = {}
-        lost = 0
-        if not fresh:
-            done = _earlier_results(cells, journal, runner)
-            lost = sum(cell.key in journal.lost() and cell.key not in done for cell in cells)
+        results = {} if fresh else _earlier_results(cells, journal, runner)
+        lost_keys = set() if fresh else journal.lost() - results.keys()
+        lost = sum(cell.key in lost_keys for cell in cells)
+        location = store.location
         yield PlanRun(
-            plan, cells, journal, runner, pool_file, pool, done, lost, store.location, on_progress
+            plan, cells, journal, runner, pool_file, pool, results, lost, location, on_progress
         )
 
 
@@ -179,13 +170,13 @@ def _earlier_results(
     cells: Iterable[Cell], journal: Journal, runner: DeviceCellRunner
 ) -> dict[str, CellResult]:
     """Return results of an earlier run by the cells' keys; the store lacks plain commands'."""
-    begun = [(cell, entry) for cell in cells if (entry := journal.entry(cell.key))]
+    entries = [(cell, entry) for cell in cells if (entry := journal.entry(cell.key))]
     commands = {
         cell.key: entry.result
-        for cell, entry in begun
+        for cell, entry in entries
         if entry.status == "done" and not cell.workload.needs_container
     }
-    return {**commands, **runner.stored_results(cell for cell, _ in begun)}
+    return {**commands, **runner.stored_results(cell for cell, _ in entries)}
 
 
 def find_database(plan: Plan, plan_file: Path, db: str | None = None) -> str:
@@ -193,29 +184,17 @@ def find_database(plan: Plan, plan_file: Path, db: str | None = None) -> str:
 
     Args:
         db: overrides the plan's; relative to the working folder.
-
-    Raises:
-        ConfigFileError: the plan names none, or one in a folder that does not exist.
-        WrongUseError: `db` is in a folder that does not exist.
     """
-    if db is not None:
-        _check_folder(db, plan_file, by_option=True)
-        return db
-    if plan.db is None:
-        raise ConfigFileError(
-            str(plan_file), None, "db", "name a results database here, or by --db"
-        )
-    location = plan.db if "://" in plan.db else str(resolve_path(plan_file, plan.db))
-    _check_folder(location, plan_file, by_option=False)
-    return location
-
-
-def _check_folder(location: str, plan_file: Path, *, by_option: bool) -> None:
-    """Refuse a database in a missing folder before anything is measured."""
+    if db is None and plan.db is None:
+        reason = "name a results database here, or by --db"
+        raise ConfigFileError(str(plan_file), None, "db", reason)
+    location = plan.db or "" if db is None else db
+    if db is None and "://" not in location:
+        location = str(resolve_path(plan_file, location))
     path = database_file(location)
-    if path is None or path.absolute().parent.is_dir():
-        return
-    reason = f"there is no folder {path.absolute().parent}"
-    if by_option:
-        raise WrongUseError(f"--db: {reason}")
-    raise ConfigFileError(str(plan_file), None, "db", reason)
+    if path is not None and not path.absolute().parent.is_dir():
+        reason = f"there is no folder {path.absolute().parent}"
+        if db is not None:
+            raise WrongUseError(f"--db: {reason}")
+        raise ConfigFileError(str(plan_file), None, "db", reason)
+    return location

@@ -42,7 +42,7 @@ class MatrixOptions:
     Attributes:
         max_parallel: most devices at once; `None` for no limit.
         lease_s: how long cells wait while no device at all is free for them.
-        purpose: what the pool shows as the use of its devices.
+        purpose: shown by the pool as the use of its devices.
     """
 
     max_parallel: int | None = None
@@ -62,9 +62,9 @@ def run_matrix(
 ) -> Summary:
     """Run all cells that have no stored result.
 
-    A KeyboardInterrupt in this thread ends the run: no more cells begin, what runs is ended on its
-    device, leases are given back, and the summary says what is left. A second KeyboardInterrupt
-    propagates at once.
+    A KeyboardInterrupt in this thread ends the run: no more cells begin, running ones are ended on
+    their devices, leases are given back, and the summary counts the rest. A second
+    KeyboardInterrupt propagates at once.
 
     Args:
         journal: an open one, in which the plan has begun.
@@ -74,19 +74,16 @@ def run_matrix(
         JournalError, StoreError, LedgerError: progress cannot be recorded, so the run ends.
     """
     outcomes: dict[str, CellOutcome] = {}
-    waiting: list[Cell] = []
     for cell in cells:
         result, entry = stored_result(cell), journal.entry(cell.key)
-        if result is None:
-            outcomes[cell.key] = CellOutcome(cell)
-            waiting.append(cell)
-        else:
+        outcomes[cell.key] = CellOutcome(cell)
+        if result is not None:
             device = entry.device if entry else ""
             outcomes[cell.key] = CellOutcome(
                 cell, "done", resumed=True, device=device, result=result
             )
     durations = Durations(cells, lambda cell: journal.expected_s(cell.key, cell.group))
-    queue = CellQueue(waiting, durations)
+    queue = CellQueue([one.cell for one in outcomes.values() if not one.resumed], durations)
     observer = observer or Observer()
     log = OutcomeLog(outcomes, journal, observer)
     scheduler = Scheduler(queue, log, pool, runner, options or MatrixOptions(), observer)
@@ -96,7 +93,11 @@ def run_matrix(
 
 
 class Scheduler:
-    """Runs the cells of a queue until it is empty. `_changed` guards all that changes."""
+    """Runs the cells of a queue until it is empty. `_changed` guards all that changes.
+
+    Attributes:
+        members: the pool's devices, as they were a second ago at most.
+    """
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class Scheduler:
         own = f"{this_process().label}: {one_line(self._purpose, 120)}"
         self._notices = WaitNotices(observer, own=own)
         self._changed = threading.Condition()
-        self._members = PoolSnapshot(())
+        self.members = PoolSnapshot(())
         self._placement = PlacementRules()
         self._requests = LeaseRequests(
             queue,
@@ -129,11 +130,6 @@ class Scheduler:
         self._threads: set[threading.Thread] = set()
         self._is_stopping = False
         self._fatal: BaseException | None = None
-
-    @property
-    def members(self) -> PoolSnapshot:
-        """The pool's devices, as they were a second ago at most."""
-        return self._members
 
     def interrupt(self, keys: Collection[str]) -> None:
         """End the cells of these keys that run."""
@@ -163,15 +159,15 @@ class Scheduler:
                 members = PoolSnapshot(self._pool.members())
                 refreshed = time.monotonic()
                 with self._changed:
-                    self._members = members
+                    self.members = members
             with self._changed:
-                self._requests.fail_starved(self._members, self._leased)
-                for requirement in self._requests.open(self._members, self._leased):
+                self._requests.fail_starved(self.members, self._leased)
+                for requirement in self._requests.open(self.members, self._leased):
                     self._start_thread(requirement)
                 self._notices.update(
                     {
-                        requirement: self._members.candidates(requirement)
-                        for requirement in self._requests.starving(self._members, self._leased)
+                        requirement: self.members.candidates(requirement)
+                        for requirement in self._requests.starving(self.members, self._leased)
                     }
                 )
                 if self._fatal is not None or not (self._queue or self._threads):
@@ -236,9 +232,9 @@ class Scheduler:
         with self._changed:
             if self._is_stopping:
                 return False
-            if self._requests.should_yield(request, self._members, self._leased):
+            if self._requests.should_yield(request, self.members, self._leased):
                 return False
-            return any(serves(request, waiting) for waiting, _ in self._queue.requirements())
+            return any(serves(request, other) for other, _ in self._queue.requirements())
 
     def _run_cells(self, lease: CellLease, requirement: Requirement) -> None:
         member = lease.device.member
@@ -257,7 +253,7 @@ class Scheduler:
             if self._is_stopping:
                 return None
             cell = self._queue.take(
-                lambda requirement: self._members.fits(member, leased_as, requirement),
+                lambda requirement: self.members.fits(member, leased_as, requirement),
                 lambda cell: self._placement.allows(cell, member),
                 affinity=affinity,
                 devices=len(self._leased),
@@ -311,7 +307,7 @@ class Scheduler:
                 self._queue.put(cell)
                 self._changed.notify_all()
         else:
-            self._log.fail(outcome)
+            self._log.end(outcome)
         return failure.kind in {FailureClass.OUTPUT, FailureClass.USE}
 
     # The end
@@ -328,11 +324,11 @@ class Scheduler:
         """Begin no more cells, and end those that run."""
         with self._changed:
             self._is_stopping = True
-            running = [attempt for attempt in self._leased.values() if attempt is not None]
+            attempts = [attempt for attempt in self._leased.values() if attempt is not None]
             self._changed.notify_all()
         if notify:
             self._observer.on_stop()
-        for attempt in running:
+        for attempt in attempts:
             threading.Thread(target=attempt.cancel.interrupt, daemon=True).start()
 
     def _wait_for_threads(self) -> None:

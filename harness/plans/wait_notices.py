@@ -1,4 +1,4 @@
-"""Notices of what cells wait for: once it has lasted, and again once another reason has."""
+"""Notices why cells wait: once a reason has lasted, and again once another one has."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -33,10 +33,10 @@ class WaitNotices:
         self._rest = ""
 
     def update(self, starving: Mapping[Requirement, Sequence[MemberStatus]]) -> None:
-        """Report what is due now.
+        """Report the notices that are due now.
 
         Args:
-            starving: what cells wait for without any device, with the devices that would do.
+            starving: requirements of cells without any device, with the devices that would do.
         """
         at = time.monotonic()
         for over in self._since.keys() - starving.keys():
@@ -64,8 +64,8 @@ class WaitNotices:
         if self._reported[requirement] == current:
             self._pending.pop(requirement, None)
             return False
-        pending, since = self._pending.get(requirement, (current, at))
-        if pending != current:
+        before, since = self._pending.get(requirement, (current, at))
+        if before != current:
             since = at
         self._pending[requirement] = (current, since)
         return at - since >= self._after_s

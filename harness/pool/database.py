@@ -257,11 +257,14 @@ class Database:
         with connection.begin():
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
             schema.METADATA.create_all(connection)
-            version = _server_version(connection)
+            _add_counters(connection)
+            counters = schema.counters
+            of_format = counters.c.name == "format"
+            version = connection.scalars(sqlalchemy.select(counters.c.value).where(of_format)).one()
             if version > FORMAT:
                 raise LedgerError(self.location, f"a newer qnnfarm wrote it (format {version})")
             if version < FORMAT:  # the tables that it lacked are there now
-                _set_format(connection)
+                connection.execute(counters.update().where(of_format).values(value=FORMAT))
             connection.exec_driver_sql(f"LISTEN {_CHANNEL}")
         driver: Any = connection.connection.dbapi_connection
         driver.add_notify_handler(self._count_change)
@@ -337,20 +340,10 @@ def _damaged(location: str, reason: str) -> LedgerError:
     return LedgerError(location, f"{reason}; while nothing is leased it may be moved away")
 
 
-def _server_version(connection: Connection) -> int:
-    """Return the format of the tables on a server, which are new if it has none."""
-    query = sqlalchemy.select(schema.counters.c.value).where(schema.counters.c.name == "format")
-    version = connection.scalar(query)
-    if version is None:
-        rows = [{"name": name, "value": value} for name, value in _COUNTERS.items()]
-        connection.execute(schema.counters.insert(), rows)
-        return FORMAT
-    return int(version)
-
-
-def _set_format(connection: Connection) -> None:
-    counters = schema.counters
-    connection.execute(counters.update().where(counters.c.name == "format").values(value=FORMAT))
+def _add_counters(connection: Connection) -> None:
+    add = sqlalchemy.text("INSERT INTO pool_counters VALUES (:name, :value) ON CONFLICT DO NOTHING")
+    rows = [{"name": name, "value": value} for name, value in _COUNTERS.items()]
+    connection.execute(add, rows)
 
 
 def _migrate(connection: Connection) -> None:
@@ -358,8 +351,7 @@ def _migrate(connection: Connection) -> None:
     if version == FORMAT:  # another process was faster
         return
     schema.METADATA.create_all(connection)
-    for counter in _COUNTERS.items():
-        connection.exec_driver_sql("INSERT OR IGNORE INTO pool_counters VALUES (?, ?)", counter)
+    _add_counters(connection)
     connection.exec_driver_sql(f"PRAGMA user_version = {FORMAT}")
     connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
 

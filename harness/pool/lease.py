@@ -222,6 +222,7 @@ class Lease:
 
     Attributes:
         token: fencing token, higher than that of any earlier lease.
+        devices: all leased devices.
     """
 
     def __init__(self, context: PoolContext, token: int, devices: Sequence[ClaimedDevice]) -> None:
@@ -229,7 +230,7 @@ class Lease:
         self._ledger = context.ledger
         self.token = token
         self._process = os.getpid()
-        self._devices = tuple(LeasedDevice(device, self) for device in devices)
+        self.devices = tuple(LeasedDevice(device, self) for device in devices)
         self._lost = ""
         self._released = False
         self._reported: list[HarnessError] = []
@@ -238,7 +239,7 @@ class Lease:
         self._release_lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"Lease({', '.join(d.member for d in self._devices)}; token {self.token})"
+        return f"Lease({', '.join(d.member for d in self.devices)}; token {self.token})"
 
     def __enter__(self) -> Self:
         return self
@@ -250,7 +251,7 @@ class Lease:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            for device in self._devices:
+            for device in self.devices:
                 device.dirty = True
         try:
             if isinstance(error, HarnessError) and not isinstance(error, LeaseLostError):
@@ -259,16 +260,11 @@ class Lease:
             self.release()
 
     @property
-    def devices(self) -> tuple[LeasedDevice, ...]:
-        """All leased devices."""
-        return self._devices
-
-    @property
     def device(self) -> LeasedDevice:
         """The only leased device; `WrongUseError` if there are several."""
-        if len(self._devices) != 1:
-            raise WrongUseError(f"the lease has {len(self._devices)} devices: use `devices`")
-        return self._devices[0]
+        if len(self.devices) != 1:
+            raise WrongUseError(f"the lease has {len(self.devices)} devices: use `devices`")
+        return self.devices[0]
 
     def check(self) -> None:
         """Check whether the lease still holds, by this process's own clock alone."""
@@ -290,7 +286,7 @@ class Lease:
 
     def verify(self) -> None:
         """Check whether the lease still holds, by the ledger and by the fences on its devices."""
-        for device in self._devices:
+        for device in self.devices:
             device.verify()
 
     def lose(self, reason: str) -> LeaseLostError:
@@ -301,10 +297,10 @@ class Lease:
         """
         if not self._lost:
             with suppress(LedgerError):
-                self._lost = self._ledger.why_lost(self.token, [d.key for d in self._devices])
+                self._lost = self._ledger.why_lost(self.token, [d.key for d in self.devices])
             self._lost = self._lost or reason
         self._context.heartbeat.stop(self.token)
-        for device in self._devices:
+        for device in self.devices:
             device.end_forwards()
         return self._lost_error(self._lost)
 
@@ -340,7 +336,7 @@ class Lease:
         self._reported.append(failure)
         self._failed_work = work
         blame = ""
-        for device in self._devices:
+        for device in self.devices:
             device.name(failure)
         for device in self._concerned(failure):
             answer = device.probe() if isinstance(failure, DeviceTimeoutError) else ""
@@ -365,7 +361,7 @@ class Lease:
             if self._released:
                 return
             try:
-                for device in self._devices:
+                for device in self.devices:
                     device.end_forwards()
                     self._give_back(device)
             finally:
@@ -373,9 +369,9 @@ class Lease:
                 self._released = True
                 self._ledger.release(
                     self.token,
-                    [device.key for device in self._devices],
-                    used=[d.key for d in self._devices if d.used],
-                    unused=[d.key for d in self._devices if not d.used],
+                    [device.key for device in self.devices],
+                    used=[d.key for d in self.devices if d.used],
+                    unused=[d.key for d in self.devices if not d.used],
                 )
 
     def _give_back(self, device: LeasedDevice) -> None:
@@ -400,12 +396,12 @@ class Lease:
         return True
 
     def _concerned(self, failure: HarnessError) -> Sequence[LeasedDevice]:
-        if isinstance(failure, DeviceError) and len(self._devices) > 1:
-            return [device for device in self._devices if device.serial == failure.serial]
-        if len(self._devices) == 1 or failure.is_infrastructure:
-            return self._devices
+        if isinstance(failure, DeviceError) and len(self.devices) > 1:
+            return [device for device in self.devices if device.serial == failure.serial]
+        if len(self.devices) == 1 or failure.is_infrastructure:
+            return self.devices
         return ()
 
     def _lost_error(self, reason: str) -> LeaseLostError:
-        names = ", ".join(device.member for device in self._devices)
+        names = ", ".join(device.member for device in self.devices)
         return LeaseLostError(names, self.token, reason)

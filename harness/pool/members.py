@@ -78,31 +78,29 @@ class Members:
 
     Addresses and facts of devices change seldom. So the members that meet a requirement are
     remembered until the ledger's `facts_version` changes, which is read each time.
+
+    Attributes:
+        by_name: all of them, in the order of the configuration.
     """
 
     def __init__(self, ledger: Ledger, members: Sequence[Member]) -> None:
         self._ledger = ledger
-        self._members = {member.name: member for member in members}
+        self.by_name: Mapping[str, Member] = {member.name: member for member in members}
         self._keys: dict[str, str] = {}
         self._lock = threading.Lock()
         self._version = -1
         self._matches: dict[Requirement, Mapping[str, Member]] = {}
 
-    @property
-    def by_name(self) -> Mapping[str, Member]:
-        """All members by name, in the order of the configuration."""
-        return self._members
-
     def by_key(self) -> dict[str, Member]:
         """Return the members with a device in the ledger, by its key."""
-        return {key: self._members[name] for name, key in self._current_keys().items()}
+        return {key: self.by_name[name] for name, key in self._current_keys().items()}
 
     def member(self, name: str) -> Member:
         """Return the member of that name; `UnknownMemberError` if there is none."""
         try:
-            return self._members[name]
+            return self.by_name[name]
         except KeyError:
-            raise UnknownMemberError(name, tuple(self._members)) from None
+            raise UnknownMemberError(name, tuple(self.by_name)) from None
 
     def key_of(self, name: str) -> str | None:
         """Return the key of a member's device, if the ledger has it."""
@@ -117,7 +115,7 @@ class Members:
         """Return the ledger's devices of the members, by name."""
         keys = self._current_keys()
         rows = self._ledger.rows(set(keys.values()))
-        return {name: rows[keys[name]] for name in self._members if keys.get(name) in rows}
+        return {name: rows[keys[name]] for name in self.by_name if keys.get(name) in rows}
 
     def statuses(self, limit: float = 0.0) -> list[MemberStatus]:
         """Return the status of all members; those that were never probed are absent.
@@ -128,7 +126,7 @@ class Members:
         rows, now = self.rows(), time.time()
         return [
             status_of(member, rows[name], limit) if name in rows else unprobed_status(member, now)
-            for name, member in self._members.items()
+            for name, member in self.by_name.items()
         ]
 
     def matching(self, requirement: Requirement) -> Mapping[str, Member]:
@@ -140,7 +138,7 @@ class Members:
             return matches
         keys = self._current_keys()
         fits = candidates(requirement, [s for s in self.statuses() if s.name in keys])
-        matches = {keys[status.name]: self._members[status.name] for status in fits}
+        matches = {keys[status.name]: self.by_name[status.name] for status in fits}
         if len(matches) < requirement.count:
             reason = "some of its names stand for one and the same device"
             raise RequirementError(str(requirement), reason)
@@ -155,7 +153,7 @@ class Members:
         with self._lock:
             if version == self._version:
                 return dict(self._keys)
-        names = {str(member.spec): name for name, member in self._members.items()}
+        names = {str(member.spec): name for name, member in self.by_name.items()}
         keys = self._ledger.keys_of(names)
         with self._lock:
             self._keys |= {names[spec]: key for spec, key in keys.items()}
