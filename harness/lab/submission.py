@@ -6,16 +6,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.errors import ConfigFileError, FailureClass, WrongUseError
+from harness.errors import ConfigFileError, FailureClass
 from harness.lab.content import find_files, own_address
 from harness.lab.jobs import CellEnd, LabJobs, insist
 from harness.plans.cell_queue import Durations
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache, PlanSettings
 from harness.plans.cells import Cell
-from harness.plans.matrix import expand, select
 from harness.plans.outcome import CellOutcome, CellResult, Failure, Summary
 from harness.plans.plan_file import Plan, load_plan
-from harness.plans.plan_run import find_database
+from harness.plans.plan_run import find_cells, find_database
 from harness.plans.protocols import Observer
 from harness.pool.status import MemberStatus
 from harness.results.store import LazyResultsStore
@@ -151,16 +150,7 @@ def open_lab_run(
         raise ConfigFileError(str(plan_file), None, "devices", reason)
 
     with ExitStack() as stack:
-        cells = expand(
-            plan,
-            plan_file,
-            identify=lambda path, runtime: models.open(path, runtime).info.sha256,
-            check=lambda path, runtime, workload: workload.check(models.open(path, runtime)),
-            members=members,
-        )
-        cells = select(cells, only)
-        if not cells:
-            raise WrongUseError(f"no cell of {plan_file} matches {' or '.join(only)}")
+        cells = find_cells(plan, plan_file, models, only, members)
         jobs = stack.enter_context(LabJobs(location))
         store = stack.enter_context(LazyResultsStore(location))
         plan_run = jobs.begin(plan.name, own_address(), fresh=fresh)

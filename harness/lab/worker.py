@@ -33,7 +33,7 @@ from harness.lab.nights import Nights, check_cron
 from harness.lab.service import Service
 from harness.plans.cancellation import CancelToken, CellInterrupted
 from harness.plans.cell_queue import CellQueue, Durations
-from harness.plans.cell_runner import ModelCache
+from harness.plans.cell_runner import DeviceCellRunner, ModelCache
 from harness.plans.cells import Cell
 from harness.plans.lease_requests import PoolSnapshot
 from harness.plans.outcome import CellOutcome, CellResult, Failure
@@ -216,7 +216,7 @@ class LabRunner:
     def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
         """See `CellRunner`. A cell with a result, stored by a worker that died, does not run."""
         job = self.queue.taken[cell.key]
-        runner = job.settings.runner(self.store, self.models, job.plan_run)
+        runner = DeviceCellRunner(self.store, self.models, job.plan_run, job.settings)
         result = runner.stored_result(job.cell)
         if result is not None:
             self.store.open().interrupt_tries(runner.group_id(job.cell), job.cell.session)

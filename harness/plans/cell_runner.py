@@ -25,7 +25,6 @@ from harness.results.records import Run, now
 from harness.results.store import LazyResultsStore, RunFilter
 from harness.runtimes.base import LogLevel, Model
 from harness.runtimes.registry import DEFAULT_RUNTIME, open_model
-from harness.telemetry.conditions import Conditions
 from harness.telemetry.device_log import read_device_log
 from harness.telemetry.sampler import DEFAULT_HZ
 from harness.workloads.base import Recording, WorkloadResult, stored_result
@@ -51,33 +50,53 @@ class ModelCache:
             return self._models[path, runtime]
 
 
+class PlanSettings(BaseModel):
+    """Settings of a plan that its cells need wherever they run; see `Plan`.
+
+    Attributes:
+        plan: its name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: str | None = None
+    runner_timeout_s: float = 300.0
+    conditions: ConditionsEntry | None = None
+    telemetry: bool = False
+    log_level: LogLevel | None = None
+    trace: bool = False
+    labels: Mapping[str, str] = {}
+
+    @classmethod
+    def of(cls, plan: Plan) -> "PlanSettings":
+        """Return those of a plan."""
+        return cls(
+            plan=plan.name,
+            runner_timeout_s=plan.timeouts.runner_s,
+            conditions=None if plan.conditions == "none" else plan.conditions,
+            telemetry=plan.telemetry,
+            log_level=plan.log_level,
+            trace=plan.trace,
+            labels=plan.labels,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceCellRunner:
     """Runs cells on devices of the pool, and stores their results; a `CellRunner`.
 
     Attributes:
         plan_run_id: the journal's; the group of a cell's sessions in the store derives from it.
-        plan: its name.
-        labels: the user's own keys and values.
-        log_level, trace, push: see `SessionOptions`.
-        runner_timeout_s: for one process of the runner on a device.
-        conditions: that benchmarks wait for; `None` measures devices as they are.
-        telemetry_hz: samples a second while a device generates; `None` for no telemetry.
         logs: folder for the devices' logs of failed tries that store no run; `None` keeps none.
+        push: see `SessionOptions`.
     """
 
     store: LazyResultsStore
     models: ModelCache
     plan_run_id: str
-    runner_timeout_s: float = 300.0
-    conditions: Conditions | None = None
-    telemetry_hz: float | None = None
+    settings: PlanSettings = field(default_factory=PlanSettings)
     logs: Path | None = None
-    log_level: LogLevel | None = None
-    trace: bool = False
     push: Mapping[str, DeployFile] = field(default_factory=dict)
-    plan: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
         """See `CellRunner`."""
@@ -106,19 +125,20 @@ class DeviceCellRunner:
                 (folder / f"{title}.txt").write_text(text, encoding="utf-8", errors="replace")
 
     def _run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
+        settings = self.settings
         session = Session(
             cancellable(device, cancel),
             None if cell.container is None else self.models.open(cell.container, cell.runtime),
             SessionOptions(
                 timeout_s=cell.timeout_s,
-                runner_timeout_s=self.runner_timeout_s,
-                telemetry_hz=self.telemetry_hz,
-                log_level=self.log_level,
-                trace=self.trace,
+                runner_timeout_s=settings.runner_timeout_s,
+                telemetry_hz=DEFAULT_HZ if settings.telemetry else None,
+                log_level=settings.log_level,
+                trace=settings.trace,
                 push=self.push,
                 prepare=None
-                if self.conditions is None
-                else partial(meet_conditions, self.conditions),
+                if settings.conditions is None
+                else partial(meet_conditions, settings.conditions.conditions()),
                 folder=cell.folder,
             ),
         )
@@ -174,58 +194,14 @@ class DeviceCellRunner:
             cell.session,
             cell.label,
             first,
-            labels=self.labels,
-            plan=self.plan,
+            labels=self.settings.labels,
+            plan=self.settings.plan,
             shield=cancel.shield,
         )
 
     def _list(self, runs: RunFilter) -> tuple[Run, ...]:
         store = self.store.existing
         return () if store is None else store.list_runs(runs)
-
-
-class PlanSettings(BaseModel):
-    """Settings of a plan that its cells need wherever they run; see `Plan`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    plan: str
-    runner_timeout_s: float
-    conditions: ConditionsEntry | None
-    telemetry: bool
-    log_level: LogLevel | None
-    trace: bool
-    labels: Mapping[str, str]
-
-    @classmethod
-    def of(cls, plan: Plan) -> "PlanSettings":
-        """Return those of a plan."""
-        return cls(
-            plan=plan.name,
-            runner_timeout_s=plan.timeouts.runner_s,
-            conditions=None if plan.conditions == "none" else plan.conditions,
-            telemetry=plan.telemetry,
-            log_level=plan.log_level,
-            trace=plan.trace,
-            labels=plan.labels,
-        )
-
-    def runner(
-        self, store: LazyResultsStore, models: ModelCache, plan_run_id: str
-    ) -> DeviceCellRunner:
-        """Return the runner of the cells of a run of the plan."""
-        return DeviceCellRunner(
-            store,
-            models,
-            plan_run_id,
-            runner_timeout_s=self.runner_timeout_s,
-            conditions=None if self.conditions is None else self.conditions.conditions(),
-            telemetry_hz=DEFAULT_HZ if self.telemetry else None,
-            log_level=self.log_level,
-            trace=self.trace,
-            plan=self.plan,
-            labels=self.labels,
-        )
 
 
 def _is_stored(cell: Cell) -> bool:

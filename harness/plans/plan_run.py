@@ -1,9 +1,9 @@
 """A run of a plan: its cells, journal, results and pool, opened together."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import ConfigFileError, MissingStoreError, WrongUseError
@@ -17,7 +17,7 @@ from harness.plans.protocols import Observer
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.notifications import Notification
 from harness.pool.pool import Pool, find_config
-from harness.pool.status import OnProgress, ignore_progress
+from harness.pool.status import MemberStatus, OnProgress, ignore_progress
 from harness.results.database import database_file
 from harness.results.records import new_run_id
 from harness.results.store import LazyResultsStore
@@ -123,20 +123,12 @@ def open_plan_run(
             raise ConfigFileError(str(plan_file), None, "pool", f"there is no file {pool_file}")
     find_config(pool_file)
     with ExitStack() as stack:
-        pool = None
+        pool, models = None, ModelCache()
+        members: Callable[[], Sequence[MemberStatus]] = list
         if any(entry.count == "all" for entry in plan.devices):
             pool = stack.enter_context(Pool.open(pool_file, on_progress=on_progress))
-        models = ModelCache()
-        cells = expand(
-            plan,
-            plan_file,
-            identify=lambda path, runtime: models.open(path, runtime).info.sha256,
-            check=lambda path, runtime, workload: workload.check(models.open(path, runtime)),
-            members=lambda: pool.members() if pool is not None else (),
-        )
-        cells = select(cells, only)
-        if not cells:
-            raise WrongUseError(f"no cell of {plan_file} matches {' or '.join(only)}")
+            members = pool.members
+        cells = find_cells(plan, plan_file, models, only, members)
         try:
             store = LazyResultsStore(location, must_exist=dry_run)
         except MissingStoreError as error:
@@ -152,11 +144,9 @@ def open_plan_run(
             journal.begin(plan.name, new_run_id(), fresh=fresh)
             if fresh:
                 shutil.rmtree(logs, ignore_errors=True)
-        runner = replace(
-            PlanSettings.of(plan).runner(store, models, journal.plan_run_id),
-            push=pushed_files(plan.push, plan_file.parent),
-            logs=logs,
-        )
+        push = pushed_files(plan.push, plan_file.parent)
+        settings = PlanSettings.of(plan)
+        runner = DeviceCellRunner(store, models, journal.plan_run_id, settings, logs, push)
         results = {} if fresh else _earlier_results(cells, journal, runner)
         lost_keys = set() if fresh else journal.lost() - results.keys()
         lost = sum(cell.key in lost_keys for cell in cells)
@@ -164,6 +154,27 @@ def open_plan_run(
         yield PlanRun(
             plan, cells, journal, runner, pool_file, pool, results, lost, location, on_progress
         )
+
+
+def find_cells(
+    plan: Plan,
+    plan_file: Path,
+    models: ModelCache,
+    only: Sequence[str],
+    members: Callable[[], Sequence[MemberStatus]],
+) -> tuple[Cell, ...]:
+    """Return the cells of a plan; see `expand` and `select`."""
+    cells = expand(
+        plan,
+        plan_file,
+        identify=lambda path, runtime: models.open(path, runtime).info.sha256,
+        check=lambda path, runtime, workload: workload.check(models.open(path, runtime)),
+        members=members,
+    )
+    cells = select(cells, only)
+    if not cells:
+        raise WrongUseError(f"no cell of {plan_file} matches {' or '.join(only)}")
+    return cells
 
 
 def _earlier_results(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from harness.plans.cell_runner import DeviceCellRunner, ModelCache
+from harness.plans.cell_runner import DeviceCellRunner, ModelCache, PlanSettings
 from harness.plans.cells import Cell, make_cell
 from harness.plans.journal import Journal
 from harness.plans.outcome import CellResult, Summary
@@ -103,9 +103,8 @@ def runner(lab: Lab, farm: Farm, case: Case, cells: list[Cell], name: str) -> Ac
     def part(tell: Tell) -> None:
         with _open(lab, case) as (store, journal):
             journal.begin("chaos", "c" * 32, fresh=False)
-            runner = DeviceCellRunner(
-                store, ModelCache(), journal.plan_run_id, runner_timeout_s=patient(_RUNNER_S)
-            )
+            settings = PlanSettings(runner_timeout_s=patient(_RUNNER_S))
+            runner = DeviceCellRunner(store, ModelCache(), journal.plan_run_id, settings)
             options = MatrixOptions(lease_s=patient(_LEASE_S), purpose=case.name)
 
             def finished(cell: Cell) -> CellResult | None:
