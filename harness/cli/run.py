@@ -144,11 +144,11 @@ def _run(plan_run: PlanRun, max_parallel: int | None, console: Console) -> Summa
 def _show_cells(plan_run: PlanRun, *, as_json: bool) -> None:
     cells = plan_run.cells
     if as_json:
-        print_json([{**cell_as_mapping(cell), "done": plan_run.is_done(cell)} for cell in cells])
+        print_json([{**cell_as_mapping(cell), "done": cell.key in plan_run.done} for cell in cells])
         return
     rows = []
     for cell in cells:
-        done = "done" if plan_run.is_done(cell) else ""
+        done = "done" if cell.key in plan_run.done else ""
         rows.append([cell.label, str(cell.requirement), cell.workload.kind, done])
     print_rows(("cell", "device", "workload", ""), rows)
     answers().print(f"{pluralize(len(cells), 'cell')}, {plan_run.done_before} done")

@@ -63,10 +63,6 @@ class PlanRun:
         folder = None if self.runner is None else self.runner.logs
         return folder if folder is not None and folder.is_dir() else None
 
-    def is_done(self, cell: Cell) -> bool:
-        """Return whether an earlier run has done the cell."""
-        return cell.key in self.done
-
     def run(self, *, max_parallel: int | None = None, observer: Observer | None = None) -> Summary:
         """Run the cells that are not done, unless it was opened as a dry run; see `run_matrix`."""
         if self.runner is None:

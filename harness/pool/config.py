@@ -1,7 +1,7 @@
 """Configuration of a pool in `pool.yaml`: its schema, and reading it."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -314,11 +314,20 @@ def parse_config(
     """Read the text of a `pool.yaml`; see `load_config`."""
     file = YamlFile(where, text, PoolConfig)
     config = file.content
-    if duplicate := _find_duplicate(config.devices):
-        number, reason = duplicate
-        raise file.error(("devices", number), reason)
+    names: set[str] = set()
+    specs: set[DeviceSpec] = set()
     for number, entry in enumerate(config.devices):
-        soc = soc_of(entry.spec) if entry.soc and entry.spec else None
+        if (spec := entry.spec) is None:
+            continue
+        name = entry.name or default_name(spec)
+        if spec in specs:
+            raise file.error(("devices", number), f"{spec} is given twice")
+        if name in names:
+            reason = f"two devices are named {name}: give one another `name`"
+            raise file.error(("devices", number), reason)
+        names.add(name)
+        specs.add(spec)
+        soc = soc_of(spec) if entry.soc else None
         if soc is not None and soc != entry.soc:
             name = entry.identifier
             reason = (
@@ -327,20 +336,3 @@ def parse_config(
             )
             raise file.error(("devices", number, "soc"), reason)
     return config
-
-
-def _find_duplicate(entries: Sequence[DeviceEntry]) -> tuple[int, str] | None:
-    """Return the first entry that repeats the name or the device of an earlier one, and why."""
-    names: set[str] = set()
-    specs: set[DeviceSpec] = set()
-    for number, entry in enumerate(entries):
-        if (spec := entry.spec) is None:
-            continue
-        name = entry.name or default_name(spec)
-        if spec in specs:
-            return number, f"{spec} is given twice"
-        if name in names:
-            return number, f"two devices are named {name}: give one another `name`"
-        names.add(name)
-        specs.add(spec)
-    return None

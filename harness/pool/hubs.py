@@ -76,7 +76,7 @@ class Uhubctl:
         """Switch the power of a port."""
         self._run("-l", port.hub, "-p", str(port.port), "-a", action)
 
-    def cycle(self, port: HubPort, timeout_s: float = _TIMEOUT_S) -> None:
+    def cycle(self, port: HubPort, timeout_s: float) -> None:
         """Switch a port off, and on again after some seconds."""
         words = ("-l", port.hub, "-p", str(port.port), "-a", "cycle", "-d", str(_OFF_S))
         self._run(*words, timeout_s=timeout_s)

@@ -44,22 +44,20 @@ def configured_members(config: PoolConfig, discover: Discover, where: str) -> li
     names = {entry.name or default_name(entry.spec) for entry in config.devices if entry.spec}
     members: list[Member] = []
     for number, entry in enumerate(config.devices):
-        if entry.spec is not None:
-            name = entry.name or default_name(entry.spec)
+        for spec in discover(entry) if entry.spec is None else [entry.spec]:
+            name = entry.name or default_name(spec)
+            if entry.spec is None:
+                if spec in specs or {spec.identifier, spec.serial} & set(entry.exclude):
+                    continue
+                if name in names:
+                    reason = (
+                        f"it finds {spec}, and another device is named {name}: give that another"
+                    )
+                    raise ConfigFileError(where, None, f"devices[{number}]", reason)
+                specs.add(spec)
+                names.add(name)
             hub = config.hubs.get(name)
-            members.append(Member(name, entry.spec, entry.tags, entry.soc, entry.power_cycle, hub))
-            continue
-        for spec in discover(entry):
-            if spec in specs or spec.identifier in entry.exclude or spec.serial in entry.exclude:
-                continue
-            name = default_name(spec)
-            if name in names:
-                reason = f"it finds {spec}, and another device is named {name}: give that another"
-                raise ConfigFileError(where, None, f"devices[{number}]", reason)
-            specs.add(spec)
-            names.add(name)
-            hub = config.hubs.get(name)
-            members.append(Member(name, spec, entry.tags, None, entry.power_cycle, hub))
+            members.append(Member(name, spec, entry.tags, entry.soc, entry.power_cycle, hub))
     return members
 
 
