@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.plans.cell_queue import CellQueue, Durations
@@ -73,9 +73,7 @@ def test_200_devices_finish_5000_cells_together(containers: int, low: float, hig
     assert makespan <= 1.05 * bound(seconds, 200)
 
 
-@pytest.mark.parametrize(
-    ("containers", "works", "sessions"), [(10, 5, 100), (20, 10, 25), (100, 50, 1)]
-)
+@pytest.mark.parametrize(("containers", "works", "sessions"), [(10, 5, 100), (100, 50, 1)])
 def test_they_do_so_too_where_nothing_is_known_at_first(
     containers: int, works: int, sessions: int
 ) -> None:
@@ -114,7 +112,6 @@ def test_a_device_goes_on_with_the_container_that_it_has() -> None:
     assert simulation.switches <= 2 * 8
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seconds=st.lists(st.floats(0.01, 100), min_size=1, max_size=60),
     devices=st.integers(1, 12),

@@ -1,5 +1,6 @@
 """Ledgers with a manual clock and processes that a test declares dead, in SQLite and PostgreSQL."""
 
+import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -12,15 +13,19 @@ from psycopg.errors import UndefinedTable
 from sqlalchemy import Connection, Row, text
 
 from harness.clock import Clock
+from harness.devices.adb.client import AdbServer
 from harness.pool import schema
 from harness.pool.config import PoolConfig, QuarantineConfig
 from harness.pool.database import Database
+from harness.pool.failure_policy import FailureReport
 from harness.pool.heartbeat import Heartbeat
 from harness.pool.lease import PoolContext
 from harness.pool.ledger import Ledger
 from harness.pool.owner import Owner, host_id
 from harness.pool.pool import Pool
-from harness.pool.records import Facts
+from harness.pool.records import Facts, LeaseRow
+from harness.pool.states import Event
+from harness.virtual_device import manager
 from tests.clock import ManualClock
 from tests.postgresql_server import PostgresqlServer
 
@@ -76,13 +81,35 @@ class Bench:
         for name in names:
             self.ledger.record_found(name, name, f"spec:{name}", Facts("SM8750", "v79", 1 << 30))
 
+    def ask(self, pid: int, *keys: str, count: int = 1, priority: int = 0) -> int:
+        """Let a process wait for devices; return the ticket."""
+        return self.ledger.enqueue(process(pid), keys, count, priority=priority)
+
     def lease(self, pid: int, *keys: str) -> int:
         """Lease devices for a process; return the token."""
-        ticket = self.ledger.enqueue(process(pid), keys, len(keys))
+        ticket = self.ask(pid, *keys, count=len(keys))
         rows = self.ledger.try_grant(ticket)
         assert rows
         self.ledger.settle(ticket)
         return rows[0].token
+
+    def fail(self, key: str, report: FailureReport, pid: int = 1) -> str:
+        """Lease a device, report a failure, and release it; return what is blamed in its place."""
+        token = self.lease(pid, key)
+        blame = self.ledger.report(key, token, report)
+        self.ledger.release(token, [key], used=[key])
+        assert blame is not None
+        return blame
+
+    def begin_repair(self, key: str, pid: int = 2, *, force: bool = False) -> LeaseRow:
+        lease = self.ledger.begin_repair(key, process(pid), force=force)
+        assert lease is not None
+        return lease
+
+    def repair(self, key: str, end: Event, *, force: bool = False, retry_in_s: float = 0) -> None:
+        """Repair a device, from beginning to end."""
+        token = self.begin_repair(key, force=force).token
+        assert self.ledger.end_repair(key, token, end, f"it {end}", retry_in_s=retry_in_s)
 
     def context(
         self,
@@ -123,6 +150,18 @@ def close(pool: Pool) -> None:
             thread.join()
 
 
+@pytest.fixture(scope="module")
+def two_devices(adb_server: AdbServer) -> Iterator[tuple[manager.VirtualDevice, ...]]:
+    """Two virtual devices that the tests of a file share, behind the adb server."""
+    devices = tuple(manager.start(f"p{secrets.token_hex(3)}", "SM8750") for _ in range(2))
+    for device in devices:
+        adb_server.connect(device.serial)
+    yield devices
+    for device in devices:
+        manager.remove(device.name)
+        adb_server.disconnect(device.serial)
+
+
 @pytest.fixture
 def server_location(postgresql_server: PostgresqlServer) -> str:
     """Location of an empty ledger on a server."""
@@ -132,26 +171,15 @@ def server_location(postgresql_server: PostgresqlServer) -> str:
     return postgresql_server.url("postgres")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def location(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
-    """Location of a new ledger, of each kind."""
-    if request.param == "sqlite":
-        return tmp_path / "pool.db"
-    server: str = request.getfixturevalue("server_location")
-    return server
-
-
 @pytest.fixture
-def bench(location: str | Path) -> Iterator[Bench]:
-    """A ledger of each kind."""
-    made = Bench(location)
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    """A ledger in a file, and with `on_each_database` also on a server."""
+    kind = getattr(request, "param", "sqlite")
+    location = request.getfixturevalue("server_location") if kind == "postgresql" else None
+    made = Bench(location or tmp_path / "pool.db")
     yield made
     made.database.close()
 
 
-@pytest.fixture
-def file_bench(tmp_path: Path) -> Iterator[Bench]:
-    """A ledger in a file."""
-    made = Bench(tmp_path / "pool.db")
-    yield made
-    made.database.close()
+on_each_database = pytest.mark.parametrize("bench", ["sqlite", "postgresql"], indirect=True)
+"""For tests that together make every statement of the ledger."""

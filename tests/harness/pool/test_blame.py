@@ -12,7 +12,7 @@ from harness.errors import (
 )
 from harness.pool.failure_policy import FailureReport, Work, work_id
 from harness.pool.states import Event
-from tests.harness.pool.conftest import Bench, process
+from tests.harness.pool.conftest import Bench, on_each_database
 
 
 def _work(bench: Bench, name: str = "cell-1", *, began_ago_s: float = 0.0) -> Work:
@@ -32,11 +32,8 @@ def _crash(
 
 
 def _fail(bench: Bench, key: str, report: FailureReport) -> str:
-    token = bench.lease(1, key)
-    blame = bench.ledger.report(key, token, report)
-    bench.ledger.release(token, [key], used=[key])
+    blame = bench.fail(key, report)
     bench.clock.time += 1
-    assert blame is not None
     return blame
 
 
@@ -65,6 +62,7 @@ def test_a_time_limit_says_nothing_about_a_device_that_answers(bench: Bench) -> 
     assert "not counted: DeviceTimeoutError: cell-8: it crashed; it answered" in _told(bench, "a")
 
 
+@on_each_database
 def test_work_that_fails_alike_on_two_devices_counts_against_itself(bench: Bench) -> None:
     bench.add("a", "b")
     assert _fail(bench, "a", _crash(_work(bench))) == ""
@@ -97,6 +95,7 @@ def test_a_device_on_which_alone_everything_fails_is_put_out(bench: Bench) -> No
     assert bench.ledger.due_repairs() == []
 
 
+@on_each_database
 def test_what_no_other_device_has_run_is_confirmed_by_a_probation_run_at_once(bench: Bench) -> None:
     bench.add("a")
     for returns, wait_s in enumerate((0, 120, 240)):
@@ -107,9 +106,7 @@ def test_what_no_other_device_has_run_is_confirmed_by_a_probation_run_at_once(be
         bench.clock.time += max(0, wait_s - 2)
         assert bench.ledger.due_repairs() == ([] if wait_s else ["a"])
         bench.clock.time += 2
-        run = bench.ledger.begin_repair("a", process(2))
-        assert run is not None
-        bench.ledger.end_repair("a", run.token, Event.PASSED, "it passed")
+        bench.repair("a", Event.PASSED)
         assert (bench.state("a"), _weight(bench, "a")) == ("ready", 0)
 
 
@@ -117,9 +114,7 @@ def test_a_failed_probation_run_keeps_a_device_out(bench: Bench) -> None:
     bench.add("a", "b")
     for number in range(3):
         _fail(bench, "a", _crash(_work(bench, f"cell-{number}")))
-    run = bench.ledger.begin_repair("a", process(2))
-    assert run is not None
-    bench.ledger.end_repair("a", run.token, Event.NOT_PASSED, "bad file", retry_in_s=60)
+    bench.repair("a", Event.NOT_PASSED, retry_in_s=60)
     for number in range(3):
         _fail(bench, "b", _crash(_work(bench, f"cell-{number}")))
     assert (bench.state("a"), bench.state("b")) == ("quarantined", "ready")
@@ -136,6 +131,7 @@ def test_devices_that_fail_together_may_have_one_reason(bench: Bench) -> None:
     assert (_weight(bench, "a"), _weight(bench, "b")) == (1, 1)
 
 
+@on_each_database
 def test_work_that_ended_well_elsewhere_accuses_the_device(bench: Bench) -> None:
     bench.add("a", "b", "c")
     for number in range(3):
@@ -155,6 +151,7 @@ def test_work_that_ends_well_ends_a_row_of_failures(bench: Bench) -> None:
     assert bench.state("a") == "ready"
 
 
+@on_each_database
 def test_one_work_counts_once_in_a_row(bench: Bench) -> None:
     bench.add("a")
     for _ in range(5):
@@ -191,9 +188,7 @@ def test_what_no_container_can_cause_counts_each_time(
     for _ in range(times or 9):
         _fail(bench, "a", FailureReport.of(failure, work=_use(bench, "bench")))
         if bench.state("a") == "recovering":
-            run = bench.ledger.begin_repair("a", process(2), force=True)
-            assert run is not None
-            bench.ledger.end_repair("a", run.token, Event.RECOVERED, "it answers")
+            bench.repair("a", Event.RECOVERED, force=True)
     assert bench.state("a") == ("quarantined" if times else "ready")
 
 
@@ -205,6 +200,7 @@ def test_unnamed_failures_are_not_compared(bench: Bench) -> None:
     assert (bench.state("a"), bench.state("b")) == ("quarantined", "quarantined")
 
 
+@on_each_database
 def test_what_other_users_wrote_into_the_ledger_reaches_nobody_raw(bench: Bench) -> None:
     bench.add("a", "b")
     bench.sql("UPDATE pool_devices SET name = :name WHERE key = 'a'", name="p\x1b[31m1\n")

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection
 
 from harness.pool.history import add_event
-from tests.harness.pool.conftest import Bench
+from tests.harness.pool.conftest import Bench, on_each_database
 
 _DAY_S = 86_400.0
 _BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
@@ -38,8 +38,7 @@ def test_history_says_what_happened(bench: Bench) -> None:
     ]
 
 
-def test_history_has_no_bound_and_stays_small(file_bench: Bench) -> None:
-    bench = file_bench
+def test_history_has_no_bound_and_stays_small(bench: Bench) -> None:
     _begin(bench)
     bench.add("a", "b")
     _lease(bench, days=200, per_day=8)
@@ -56,6 +55,7 @@ def test_history_has_no_bound_and_stays_small(file_bench: Bench) -> None:
     assert [entry.what for entry in bench.ledger.history("b")] == ["added"]
 
 
+@on_each_database
 def test_history_since_a_moment(bench: Bench) -> None:
     _begin(bench)
     bench.add("a")

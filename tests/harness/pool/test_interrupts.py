@@ -34,8 +34,8 @@ _OUTSIDE = (
     harness.pool.lease,
 )
 """Code that does not run within a transaction: an end in the middle of one undoes it, whole."""
-_STEP = 1 if os.environ.get("CI") else 3
-"""Elsewhere each run takes another third of the hundreds of lines of a request."""
+_STEP = 1 if os.environ.get("CI") else 9
+"""Elsewhere each run takes another ninth of the hundreds of lines of a request."""
 
 
 class HandDevice(Device):
@@ -70,8 +70,7 @@ def acquire(context: PoolContext, keys: str = "a") -> Lease:
     )
 
 
-def test_a_transaction_interrupted_at_any_line_leaves_no_lock(file_bench: Bench) -> None:
-    bench = file_bench
+def test_a_transaction_interrupted_at_any_line_leaves_no_lock(bench: Bench) -> None:
     bench.add("a")
     for number in itertools.count(1):
         interrupter = Interrupter(number, harness.pool)
@@ -110,8 +109,7 @@ def test_a_request_interrupted_at_any_line_leaves_no_lease(
     bench.database.close()
 
 
-def test_a_lease_whose_report_fails_is_given_back(file_bench: Bench) -> None:
-    bench = file_bench
+def test_a_lease_whose_report_fails_is_given_back(bench: Bench) -> None:
     bench.add("a")
     context = bench.context(claims=HandClaims(bench))
     lease = acquire(context)
@@ -122,8 +120,7 @@ def test_a_lease_whose_report_fails_is_given_back(file_bench: Bench) -> None:
     assert not context.heartbeat.active
 
 
-def test_a_grant_whose_ticket_cannot_be_settled_is_given_back(file_bench: Bench) -> None:
-    bench = file_bench
+def test_a_grant_whose_ticket_cannot_be_settled_is_given_back(bench: Bench) -> None:
     bench.add("a")
     context = bench.context(claims=HandClaims(bench))
     bench.sql(
@@ -135,8 +132,7 @@ def test_a_grant_whose_ticket_cannot_be_settled_is_given_back(file_bench: Bench)
     assert bench.state("a") == "ready"
 
 
-def test_a_grant_whose_report_fails_is_given_back(file_bench: Bench) -> None:
-    bench = file_bench
+def test_a_grant_whose_report_fails_is_given_back(bench: Bench) -> None:
     bench.add("a")
 
     class Failing(HandClaims):
@@ -150,8 +146,7 @@ def test_a_grant_whose_report_fails_is_given_back(file_bench: Bench) -> None:
     assert not context.heartbeat.active
 
 
-def test_a_lease_has_its_devices_and_a_raised_token(file_bench: Bench) -> None:
-    bench = file_bench
+def test_a_lease_has_its_devices_and_a_raised_token(bench: Bench) -> None:
     bench.add("a", "b")
     lease = acquire(bench.context(claims=HandClaims(bench, 700)), "ab")
     assert lease.token == 701

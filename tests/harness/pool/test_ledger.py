@@ -18,7 +18,7 @@ from harness.pool.schema import devices
 from harness.pool.states import Event
 from harness.results.database import WRITES
 from tests.clock import ManualClock
-from tests.harness.pool.conftest import TTL_S, Bench, process
+from tests.harness.pool.conftest import TTL_S, Bench, on_each_database, process
 from tests.waiting import wait_for
 
 LOST = FailureReport("DeviceLostError", 1.0, recover=True, text="it went away")
@@ -42,7 +42,7 @@ def test_who_waits_looks_only_at_the_processes_in_its_way(bench: Bench) -> None:
     bench.add("a", "b")
     bench.lease(1, "a")
     held = bench.lease(2, "b")
-    tickets = [bench.ledger.enqueue(process(pid), ["b"], 1) for pid in range(10, 60)]
+    tickets = [bench.ask(pid, "b") for pid in range(10, 60)]
     bench.dead = asked = _AskedFor()
     assert bench.ledger.try_grant(tickets[-1]) is None
     assert asked.pids == [2]  # the holder
@@ -54,43 +54,46 @@ def test_who_waits_looks_only_at_the_processes_in_its_way(bench: Bench) -> None:
     assert bench.ledger.try_grant(tickets[1])
 
 
+@on_each_database
 def test_who_waits_leaves_time_to_those_before_it(bench: Bench) -> None:
     bench.add("a", "b", "c")
     bench.lease(1, "a", "b", "c")
     wanted = [["a"], ["b"], ["a"], ["a", "b"], ["c"], ["a"]]
-    tickets = [bench.ledger.enqueue(process(pid), keys, 1) for pid, keys in enumerate(wanted, 2)]
+    tickets = [bench.ask(pid, *keys) for pid, keys in enumerate(wanted, 2)]
     assert [bench.ledger.turns_before(ticket) for ticket in tickets] == [0, 0, 1, 1, 0, 3]
     assert bench.ledger.turns_before(tickets[-1] + 1) == 0  # nobody's
 
 
+@on_each_database
 def test_releases_wake_those_who_wait_and_heartbeats_do_not(bench: Bench) -> None:
     bench.add("a")
     held = bench.lease(1, "a")
     with closing(Database(bench.location)) as waiting:
         before = waiting.version()
-        bench.ledger.enqueue(process(2), ["a"], 1)
+        bench.ask(2, "a")
         bench.ledger.renew({held: 1})
         assert waiting.version() == before
         bench.ledger.release(held, ["a"])
         wait_for(lambda: waiting.version() != before)
 
 
-def test_a_release_of_its_own_wakes_a_process_once(file_bench: Bench) -> None:
-    file_bench.add("a")
-    held = file_bench.lease(1, "a")
-    with closing(Database(file_bench.location)) as other:
-        for _ in range(2):  # the second heartbeat of another is a change of the file, too
-            version = file_bench.database.version()
-            other.write(lambda _: None, tell=False)
-            assert file_bench.database.version() == version
-            file_bench.ledger.release(held, ["a"])
-            assert file_bench.database.version() != version
-
-
-def test_first_come_first_served(bench: Bench) -> None:
+def test_a_release_of_its_own_wakes_a_process_once(bench: Bench) -> None:
     bench.add("a")
     held = bench.lease(1, "a")
-    tickets = [bench.ledger.enqueue(process(pid), ["a"], 1) for pid in (2, 3, 4)]
+    with closing(Database(bench.location)) as other:
+        for _ in range(2):  # the second heartbeat of another is a change of the file, too
+            version = bench.database.version()
+            other.write(lambda _: None, tell=False)
+            assert bench.database.version() == version
+            bench.ledger.release(held, ["a"])
+            assert bench.database.version() != version
+
+
+@on_each_database
+def test_first_come_first_served_and_the_dead_keep_nothing(bench: Bench) -> None:
+    bench.add("a")
+    held = bench.lease(1, "a")
+    tickets = [bench.ask(pid, "a") for pid in (2, 3, 4)]
     assert [bench.ledger.try_grant(t) for t in tickets] == [None] * 3
     bench.ledger.release(held, ["a"])
     assert bench.ledger.try_grant(tickets[2]) is None
@@ -98,14 +101,16 @@ def test_first_come_first_served(bench: Bench) -> None:
     rows = bench.ledger.try_grant(tickets[0])
     assert rows is not None
     assert rows[0].token > held
+    bench.dead |= {2, 3}  # the holder, and the next
+    assert bench.ledger.try_grant(tickets[2])
 
 
 def test_a_priority_goes_before_but_starves_nobody(bench: Bench) -> None:
     bench.add("a")
     held = bench.lease(1, "a")
-    low = bench.ledger.enqueue(process(2), ["a"], 1, priority=-1)
+    low = bench.ask(2, "a", priority=-1)
     bench.clock.time += 1
-    high = bench.ledger.enqueue(process(3), ["a"], 1, priority=1)
+    high = bench.ask(3, "a", priority=1)
     bench.ledger.release(held, ["a"])
     assert bench.ledger.try_grant(low) is None
     rows = bench.ledger.try_grant(high)
@@ -115,41 +120,29 @@ def test_a_priority_goes_before_but_starves_nobody(bench: Bench) -> None:
         bench.clock.time += 20
         assert bench.ledger.try_grant(low) is None
         bench.ledger.renew({rows[0].token: 1})
-    late = bench.ledger.enqueue(process(4), ["a"], 1, priority=1)
+    late = bench.ask(4, "a", priority=1)
     bench.ledger.release(rows[0].token, ["a"])
     assert bench.ledger.try_grant(late) is None
     assert bench.ledger.try_grant(low)
 
 
-def test_several_devices_come_together_under_one_token(bench: Bench) -> None:
-    bench.add("a", "b", "c")
-    held = bench.lease(1, "c")
-    ticket = bench.ledger.enqueue(process(2), ["a", "b", "c"], 3)
-    assert bench.ledger.try_grant(ticket) is None
-    assert bench.state("a") == "ready"
-    bench.ledger.release(held, ["c"])
-    rows = bench.ledger.try_grant(ticket) or []
-    assert sorted(row.key for row in rows) == ["a", "b", "c"]
-    assert len({row.token for row in rows}) == 1
-
-
-def test_a_stream_of_small_requests_does_not_starve_a_big_one(bench: Bench) -> None:
-    bench.add("a", "b", "c")
+def test_a_big_request_gets_its_devices_together_and_small_ones_do_not_starve_it(
+    bench: Bench,
+) -> None:
     keys = ["a", "b", "c"]
-    waiting = [bench.ledger.enqueue(process(n), keys, 1) for n in range(10, 13)]
-    running = []
-    for ticket in waiting:
-        rows = bench.ledger.try_grant(ticket)
-        assert rows
-        bench.ledger.settle(ticket)
-        running.append(rows[0])
-    big = bench.ledger.enqueue(process(1), keys, 3)
-    small = [bench.ledger.enqueue(process(n), keys, 1) for n in range(20, 40)]
-    for row in running:
-        bench.ledger.release(row.token, [row.key])
+    bench.add(*keys)
+    running = {key: bench.lease(pid, key) for pid, key in enumerate(keys, 10)}
+    big = bench.ask(1, *keys, count=3)
+    small = [bench.ask(pid, *keys) for pid in range(20, 40)]
+    for key, token in running.items():
+        assert bench.ledger.try_grant(big) is None
+        bench.ledger.release(token, [key])
+        assert bench.state(key) == "ready"
         for ticket in small:
             assert bench.ledger.try_grant(ticket) is None
-    assert len(bench.ledger.try_grant(big) or []) == 3
+    rows = bench.ledger.try_grant(big) or []
+    assert sorted(row.key for row in rows) == keys
+    assert len({row.token for row in rows}) == 1
 
 
 def test_a_release_never_takes_what_a_new_owner_holds(bench: Bench) -> None:
@@ -157,7 +150,8 @@ def test_a_release_never_takes_what_a_new_owner_holds(bench: Bench) -> None:
     old = bench.lease(1, "a")
     bench.clock.time += TTL_S + 1
     new = bench.lease(2, "a")
-    assert bench.ledger.release(old, ["a"]) == frozenset()
+    assert bench.ledger.release(old, ["a"], unused=["a"]) == frozenset()
+    assert bench.ledger.fence_of("a").quiet == 0
     assert bench.ledger.holds(new, "a")
     assert bench.ledger.report("a", old, LOST) is None
     assert bench.ledger.end_repair("a", old, Event.RECOVERED, "") is False
@@ -177,49 +171,35 @@ def test_a_lease_lasts_while_it_is_renewed_and_is_never_revived(bench: Bench) ->
     assert "no sign of life" in bench.reason("a")
 
 
-def test_the_device_of_a_killed_holder_is_free_at_once(bench: Bench) -> None:
-    bench.add("a")
-    bench.lease(1, "a")
-    ticket = bench.ledger.enqueue(process(2), ["a"], 1)
-    assert bench.ledger.try_grant(ticket) is None
-    bench.dead.add(1)
-    assert bench.ledger.try_grant(ticket)
-
-
-def test_a_dead_process_keeps_no_place_in_the_queue(bench: Bench) -> None:
-    bench.add("a")
-    held = bench.lease(1, "a")
-    bench.ledger.enqueue(process(2), ["a"], 1)
-    ticket = bench.ledger.enqueue(process(3), ["a"], 1)
-    bench.dead.add(2)
-    bench.ledger.release(held, ["a"])
-    assert bench.ledger.try_grant(ticket)
-
-
 def test_a_ticket_expires_while_its_process_sleeps(bench: Bench) -> None:
     bench.add("a")
     bench.lease(1, "a")
-    ticket = bench.ledger.enqueue(process(2), ["a"], 1)
+    ticket = bench.ask(2, "a")
     bench.clock.time += TTL_S
     bench.ledger.reconcile()
     with pytest.raises(LeaseLostError):
         bench.ledger.try_grant(ticket)
 
 
+@on_each_database
 def test_a_ticket_whose_device_failed_goes_back_to_its_place(bench: Bench) -> None:
     bench.add("a")
-    first = bench.ledger.enqueue(process(1), ["a"], 1)
-    second = bench.ledger.enqueue(process(2), ["a"], 1)
+    first, second = bench.ask(1, "a"), bench.ask(2, "a")
     rows = bench.ledger.try_grant(first) or []
     bench.ledger.release(rows[0].token, ["a"])
     bench.ledger.put_back(first)
     assert bench.ledger.try_grant(second) is None
     assert bench.ledger.try_grant(first)
+    bench.ledger.withdraw(first)
+    assert [row.holder for row in bench.ledger.waiting()] == ["process 2"]
 
 
+@on_each_database
 def test_tokens_only_rise_also_above_that_of_a_device(bench: Bench) -> None:
     bench.add("a", "b")
     first = bench.lease(1, "a")
+    assert bench.ledger.in_use(besides="b")
+    assert not bench.ledger.in_use(besides="a")
     bench.ledger.note_token(5000)
     bench.ledger.note_token(7)
     assert bench.ledger.holds(first, "a")
@@ -235,12 +215,13 @@ def test_a_drained_device_stays_with_its_holder_and_is_not_granted(bench: Bench)
     bench.ledger.apply("a", Event.DRAIN, "battery")
     bench.ledger.release(token, ["a"])
     assert (bench.state("a"), bench.reason("a")) == ("draining", "battery")
-    ticket = bench.ledger.enqueue(process(2), ["a"], 1)
+    ticket = bench.ask(2, "a")
     assert bench.ledger.try_grant(ticket) is None
     bench.ledger.apply("a", Event.UNDRAIN, "")
     assert bench.ledger.try_grant(ticket)
 
 
+@on_each_database
 def test_a_failure_leads_to_recovery_after_the_release(bench: Bench) -> None:
     bench.add("a")
     token = bench.lease(1, "a")
@@ -248,8 +229,7 @@ def test_a_failure_leads_to_recovery_after_the_release(bench: Bench) -> None:
     assert bench.state("a") == "leased"
     bench.ledger.release(token, ["a"])
     assert (bench.state("a"), bench.reason("a")) == ("recovering", "it went away")
-    work = bench.ledger.begin_repair("a", process(2))
-    assert work is not None
+    work = bench.begin_repair("a")
     assert work.purpose == "recovery"
     assert bench.ledger.begin_repair("a", process(3), force=True) is None
     bench.ledger.end_repair("a", work.token, Event.RECOVERED, "it answers")
@@ -258,24 +238,17 @@ def test_a_failure_leads_to_recovery_after_the_release(bench: Bench) -> None:
 
 def test_recovery_backs_off_and_is_done_by_another_when_its_process_dies(bench: Bench) -> None:
     bench.add("a")
-    token = bench.lease(1, "a")
-    bench.ledger.report("a", token, LOST)
-    bench.ledger.release(token, ["a"])
-    assert bench.ledger.begin_repair("a", process(2))
+    bench.fail("a", LOST)
+    bench.begin_repair("a")
     bench.dead.add(2)
-    work = bench.ledger.begin_repair("a", process(3))
-    assert work is not None
+    work = bench.begin_repair("a", 3)
     bench.ledger.end_repair("a", work.token, Event.GAVE_UP, "dead", retry_in_s=100)
     assert bench.state("a") == "absent"
     assert bench.ledger.begin_repair("a", process(3)) is None
-    bench.clock.time += 101
+    bench.clock.set_by -= 365 * 86_400  # a wall clock that is set back puts off no repair
+    assert "a" in bench.ledger.due_repairs()
+    bench.clock.set_by = 101
     assert bench.ledger.begin_repair("a", process(3))
-
-
-def _fail(bench: Bench, judgement: FailureReport = BAD_RUN) -> None:
-    token = bench.lease(1, "a")
-    bench.ledger.report("a", token, judgement)
-    bench.ledger.release(token, ["a"])
 
 
 def test_quarantine_takes_failures_in_several_leases(bench: Bench) -> None:
@@ -285,18 +258,20 @@ def test_quarantine_takes_failures_in_several_leases(bench: Bench) -> None:
         bench.ledger.report("a", token, BAD_RUN)
     bench.ledger.release(token, ["a"])
     assert bench.state("a") == "ready"
-    _fail(bench)
+    bench.fail("a", BAD_RUN)
     assert bench.state("a") == "ready"
-    _fail(bench)
+    bench.fail("a", BAD_RUN)
     assert bench.state("a") == "quarantined"
     assert "RunnerError" in bench.reason("a")
+    bench.ledger.apply("a", Event.DRAIN, "look at it")  # which does not end quarantine
+    assert bench.ledger.apply("a", Event.UNDRAIN, "") == "quarantined"
 
 
 def test_a_good_lease_ends_a_row_of_failures(bench: Bench) -> None:
     bench.add("a")
     for _ in range(6):
-        _fail(bench)
-        _fail(bench)
+        bench.fail("a", BAD_RUN)
+        bench.fail("a", BAD_RUN)
         bench.ledger.release(bench.lease(1, "a"), ["a"], unused=["a"])  # which says nothing
         bench.ledger.release(bench.lease(1, "a"), ["a"], used=["a"])
     assert bench.state("a") == "ready"
@@ -306,19 +281,17 @@ def test_quarantine_keeps_a_device_out_for_longer_each_time_it_returns(bench: Be
     bench.add("a")
     for wait_s in (60, 120, 240):
         for _ in range(3):
-            _fail(bench)
+            bench.fail("a", BAD_RUN)
         bench.clock.time += wait_s - 1
         assert bench.ledger.due_repairs() == []
         assert bench.ledger.begin_repair("a", process(2)) is None
         bench.clock.time += 2
         assert bench.ledger.due_repairs() == ["a"]
-        work = bench.ledger.begin_repair("a", process(2))
-        assert work is not None
-        bench.ledger.end_repair("a", work.token, Event.PASSED, "passed")
+        bench.repair("a", Event.PASSED)
     for _ in range(100):  # it has been good for long
         bench.ledger.release(bench.lease(1, "a"), ["a"], used=["a"])
     for _ in range(3):
-        _fail(bench)
+        bench.fail("a", BAD_RUN)
     bench.clock.time += 61
     assert bench.ledger.due_repairs() == ["a"]
 
@@ -333,6 +306,7 @@ def test_of_one_lease_only_the_heaviest_failure_counts(bench: Bench) -> None:
     assert (counted.weight, counted.text) == (2.0, "a file came out as another")
 
 
+@on_each_database
 def test_the_ledger_says_who_ended_a_lost_lease_and_when(bench: Bench) -> None:
     bench.add("a", "b")
     taken, slept = bench.lease(1, "a"), bench.lease(2, "b")
@@ -346,65 +320,64 @@ def test_the_ledger_says_who_ended_a_lost_lease_and_when(bench: Bench) -> None:
     assert "no sign of life" in bench.ledger.why_lost(again, ["a"])
     bench.ledger.release(ended := bench.lease(4, "a"), ["a"])
     assert bench.ledger.why_lost(ended, ["a"]) == ""
+    refused = bench.lease(5, "a")
+    for _ in range(2):
+        bench.ledger.record_loss(refused, "a", "the device says so")
+    losses = [entry for entry in bench.ledger.history("a") if entry.what == "lost its lease"]
+    assert [entry.text for entry in losses[2:]] == [f"token {refused}: the device says so"]
 
 
-def test_failures_before_a_passed_probation_do_not_count(bench: Bench) -> None:
+def test_a_probation_run_decides_and_earlier_failures_do_not_count(bench: Bench) -> None:
     bench.add("a")
     for _ in range(3):
-        _fail(bench)
-    work = bench.ledger.begin_repair("a", process(2), force=True)
-    assert work is not None
+        bench.fail("a", BAD_RUN)
+    work = bench.begin_repair("a", force=True)
     assert (work.purpose, bench.state("a")) == ("probation", "probation")
-    bench.ledger.end_repair("a", work.token, Event.PASSED, "passed")
-    assert bench.state("a") == "ready"
-    assert bench.ledger.rows(["a"])["a"].failures == ()
-    _fail(bench)
-    _fail(bench)
-    assert bench.state("a") == "ready"
-    _fail(bench)
-    assert bench.state("a") == "quarantined"
-
-
-def test_draining_does_not_end_quarantine(bench: Bench) -> None:
-    bench.add("a")
-    for _ in range(3):
-        _fail(bench)
-    bench.ledger.apply("a", Event.DRAIN, "look at it")
-    assert bench.ledger.apply("a", Event.UNDRAIN, "") == "quarantined"
-
-
-def test_a_failed_probation_and_a_killed_one_lead_back_to_quarantine(bench: Bench) -> None:
-    bench.add("a")
-    for _ in range(3):
-        _fail(bench)
-    work = bench.ledger.begin_repair("a", process(2), force=True)
-    assert work is not None
     bench.ledger.end_repair("a", work.token, Event.NOT_PASSED, "bad file", retry_in_s=60)
     assert bench.state("a") == "quarantined"
     assert bench.ledger.begin_repair("a", process(2)) is None
-    assert bench.ledger.begin_repair("a", process(2), force=True)
-    bench.dead.add(2)
+    bench.begin_repair("a", force=True)
+    bench.dead.add(2)  # a killed one leads back, too
     bench.ledger.reconcile()
     assert bench.state("a") == "quarantined"
+    bench.dead.clear()
+    bench.repair("a", Event.PASSED, force=True)
+    assert bench.state("a") == "ready"
+    assert bench.ledger.rows(["a"])["a"].failures == ()
+    for state in ("ready", "ready", "quarantined"):
+        bench.fail("a", BAD_RUN)
+        assert bench.state("a") == state
 
 
 def test_failures_that_say_nothing_about_the_device_do_not_count(bench: Bench) -> None:
     bench.add("a")
+    token = bench.lease(1, "a")
     for _ in range(10):
-        _fail(bench, FailureReport("AdbServerError", 0.0, recover=False, text="server died"))
+        nothing = FailureReport("AdbServerError", 0.0, recover=False, text="server died")
+        bench.ledger.report("a", token, nothing)
+    bench.ledger.release(token, ["a"])
     assert bench.state("a") == "ready"
+    assert bench.ledger.rows(["a"])["a"].failures == ()
 
 
+@on_each_database
 def test_an_absent_device_gets_its_hardware_key_when_it_answers(bench: Bench) -> None:
     key = bench.ledger.record_absent("phone", "android:S1", "not there")
     assert bench.state(key) == "absent"
+    version = bench.ledger.facts_version()
     bench.ledger.record_found("hardware:X", "phone", "android:S1", Facts("SM8750"))
+    assert bench.ledger.facts_version() > version
     assert bench.state("hardware:X") == "ready"
+    assert bench.ledger.keys_of(["android:S1", "android:S2"]) == {"android:S1": "hardware:X"}
     assert bench.ledger.rows([key]) == {}
     assert bench.ledger.record_absent("phone", "android:S1", "unplugged") == "hardware:X"
     assert (bench.state("hardware:X"), bench.reason("hardware:X")) == ("absent", "unplugged")
+    bench.begin_repair("hardware:X", 7, force=True)
+    last = bench.ledger.history("hardware:X")[-1]
+    assert last.text.endswith("process 7 looks for it again")
 
 
+@on_each_database
 def test_contradictions_are_repaired(bench: Bench) -> None:
     bench.add("a", "b")
     bench.lease(1, "a")
@@ -414,65 +387,52 @@ def test_contradictions_are_repaired(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"not a database at all", b"SQLite format 3\x00" + b"\xff" * 600]
-)
-def test_a_damaged_ledger_is_reported_with_its_path(tmp_path: Path, content: bytes) -> None:
+    ("content", "said"),
+    [
+        (b"not a database at all", "may be moved away"),
+        (b"SQLite format 3\x00" + b"\xff" * 600, "may be moved away"),
+        ("CREATE TABLE precious (x)", "some other database"),
+        ("PRAGMA application_id = 1903060592; PRAGMA user_version = 7",
+         r"an older qnnfarm wrote it \(format 7\); while"),
+        (f"PRAGMA application_id = 1903060592; PRAGMA user_version = {FORMAT + 1}",
+         "a newer qnnfarm wrote it"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_used_is_left_alone(
+    tmp_path: Path, content: bytes | str, said: str
+) -> None:
     path = tmp_path / "pool.db"
-    path.write_bytes(content)
-    with pytest.raises(LedgerError, match="may be moved away") as caught:
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        with closing(sqlite3.connect(path)) as other:
+            other.executescript(content)
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match=said) as caught:
         Database(path).version()
     assert str(path) in str(caught.value)
     assert str(caught.value).isprintable()
-    assert path.read_bytes() == content
-
-
-def test_another_database_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "pool.db"
-    other = sqlite3.connect(path)
-    other.execute("CREATE TABLE precious (x)")
-    other.commit()
-    other.close()
-    before = path.read_bytes()
-    with pytest.raises(LedgerError, match="some other database"):
-        Database(path).version()
     assert path.read_bytes() == before
 
 
-def test_a_newer_ledger_is_left_alone(bench: Bench) -> None:
+def test_a_newer_ledger_on_a_server_is_left_alone(server_location: str) -> None:
+    bench = Bench(server_location)
     bench.add("a")
-    if bench.database.path is None:
-        bench.sql("UPDATE pool_counters SET value = :newer WHERE name = 'format'", newer=FORMAT + 1)
-    else:
-        bench.sql(f"PRAGMA user_version = {FORMAT + 1}")
+    bench.sql("UPDATE pool_counters SET value = :newer WHERE name = 'format'", newer=FORMAT + 1)
     bench.database.close()
     with pytest.raises(LedgerError, match="newer qnnfarm"):
         bench.ledger.reconcile()
 
 
-def test_a_ledger_that_is_too_old_is_left_alone(file_bench: Bench) -> None:
-    file_bench.add("a")
-    file_bench.sql("PRAGMA user_version = 7")
-    file_bench.database.close()
-    before = file_bench.path.read_bytes()
-    with pytest.raises(LedgerError, match=r"an older qnnfarm wrote it \(format 7\); while"):
-        file_bench.ledger.reconcile()
-    assert file_bench.path.read_bytes() == before
-
-
+@on_each_database
 def test_a_recovery_step_is_stored_until_the_recovery_ends(bench: Bench) -> None:
     bench.add("a")
-    token, lost = (
-        bench.lease(1, "a"),
-        FailureReport("DeviceLostError", 1.0, recover=True, text="away"),
-    )
-    bench.ledger.report("a", token, lost)
-    bench.ledger.release(token, ["a"])
+    bench.fail("a", LOST)
 
     def begun(pid: int, step: str) -> int:
-        row = bench.ledger.begin_repair("a", process(pid))
-        assert row is not None
-        bench.ledger.record_step("a", row.token, step)
-        return row.token
+        token = bench.begin_repair("a", pid).token
+        bench.ledger.record_step("a", token, step)
+        return token
 
     def known() -> tuple[str, str, int]:
         row = bench.ledger.rows(["a"])["a"]
@@ -499,21 +459,13 @@ def test_a_recovery_step_is_stored_until_the_recovery_ends(bench: Bench) -> None
     assert known() == ("recovering", "", 0)
 
 
-def test_a_late_release_marks_no_lease_as_quiet(bench: Bench) -> None:
-    bench.add("a")
-    late = bench.lease(1, "a")
-    bench.ledger.release(late, ["a"])
-    bench.lease(2, "a")
-    bench.ledger.release(late, ["a"], unused=["a"])
-    assert bench.ledger.fence_of("a").quiet == 0
-
-
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LedgerError):
         Database(tmp_path / "file" / "pool.db").version()
 
 
+@on_each_database
 def test_a_transaction_that_fails_changes_nothing(bench: Bench) -> None:
     bench.add("a")
 
@@ -551,68 +503,44 @@ def test_what_a_holder_reported_counts_if_it_dies_before_the_release(
 
 def test_a_device_over_the_limit_is_quarantined_when_it_comes_back(bench: Bench) -> None:
     bench.add("a")
-    for _ in range(2):
-        _fail(bench)
-    _fail(bench, LOST)
-    work = bench.ledger.begin_repair("a", process(2))
-    assert work is not None
-    bench.ledger.end_repair("a", work.token, Event.GAVE_UP, "unplugged")
+    for report in (BAD_RUN, BAD_RUN, LOST):
+        bench.fail("a", report)
+    bench.repair("a", Event.GAVE_UP)
     assert bench.state("a") == "absent"
     bench.add("a")  # it was plugged in again, and found
     assert bench.state("a") == "quarantined"
 
 
-@pytest.mark.parametrize("quarantined", [False, True])
+@pytest.mark.parametrize(
+    ("report", "end", "state"),
+    [(BAD_RUN, Event.NOT_PASSED, "quarantined"), (LOST, Event.GAVE_UP, "absent")],
+)
 def test_a_drain_that_is_taken_back_during_a_repair_does_not_make_the_device_ready(
-    bench: Bench, *, quarantined: bool
+    bench: Bench, report: FailureReport, end: Event, state: str
 ) -> None:
     bench.add("a")
-    for _ in range(2):
-        _fail(bench)
-    _fail(bench, BAD_RUN if quarantined else LOST)
-    work = bench.ledger.begin_repair("a", process(2), force=True)
-    assert work is not None
+    for each in (BAD_RUN, BAD_RUN, report):
+        bench.fail("a", each)
+    work = bench.begin_repair("a", force=True)
     bench.ledger.apply("a", Event.DRAIN, "a look")
     bench.ledger.apply("a", Event.UNDRAIN, "")
-    ended = Event.NOT_PASSED if quarantined else Event.GAVE_UP
-    bench.ledger.end_repair("a", work.token, ended, "no better", retry_in_s=60)
+    bench.ledger.end_repair("a", work.token, end, "no better", retry_in_s=60)
     bench.ledger.reconcile()
-    assert bench.state("a") == ("quarantined" if quarantined else "absent")
+    assert bench.state("a") == state
 
 
-def test_a_wall_clock_that_is_set_back_puts_off_no_repair(bench: Bench) -> None:
-    bench.add("a")
-    _fail(bench, LOST)
-    work = bench.ledger.begin_repair("a", process(2))
-    assert work is not None
-    bench.ledger.end_repair("a", work.token, Event.GAVE_UP, "dead", retry_in_s=100)
-    assert bench.ledger.begin_repair("a", process(2)) is None
-    bench.clock.set_by -= 365 * 86_400
-    assert "a" in bench.ledger.due_repairs()
-    assert bench.ledger.begin_repair("a", process(2))
-
-
+@on_each_database
 def test_the_longest_overdue_repair_comes_first(bench: Bench) -> None:
-    names = [f"d{n:02}" for n in range(20)]
+    names = [f"d{n:02}" for n in range(8)]
     bench.add(*names)
     for name in names:
-        token = bench.lease(1, name)
-        bench.ledger.report(name, token, LOST)
-        bench.ledger.release(token, [name])
-    order = names[7:] + names[:7]
+        bench.fail(name, LOST)
+    order = names[3:] + names[:3]
     for name in order:
-        work = bench.ledger.begin_repair(name, process(2))
-        assert work is not None
-        bench.ledger.end_repair(name, work.token, Event.GAVE_UP, "dead", retry_in_s=10)
+        bench.repair(name, Event.GAVE_UP, retry_in_s=10)
         bench.clock.time += 1
     bench.clock.time += 100
     assert list(bench.ledger.due_repairs()) == order
-
-
-def test_the_history_names_who_looks_for_an_absent_device(bench: Bench) -> None:
-    key = bench.ledger.record_absent("a", "android:a", "unplugged")
-    assert bench.ledger.begin_repair(key, process(7), force=True)
-    assert bench.ledger.history(key)[-1].text.endswith("process 7 looks for it again")
 
 
 def test_a_host_that_slept_while_it_waited_for_others_to_write_asks_again(

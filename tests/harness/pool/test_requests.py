@@ -24,7 +24,7 @@ from harness.pool.requirement import Requirement
 from harness.pool.schema import tickets
 from harness.pool.states import Event
 from tests.clock import ManualClock
-from tests.harness.pool.conftest import Bench, process
+from tests.harness.pool.conftest import Bench, on_each_database, process
 
 if TYPE_CHECKING:
     from harness.pool.fence import FenceClaims
@@ -76,15 +76,16 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
     assert len(seen) == 1
 
 
+@on_each_database
 def test_a_device_that_is_freed_while_a_request_looks_at_the_queue_wakes_it(
-    bench: Bench, location: str | Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The release comes after what the request sees, and before it waits for news."""
     stopped = SimpleNamespace(monotonic=bench.clock.boottime)  # no look is due by time
     monkeypatch.setattr("harness.pool.pool.time", stopped)
     bench.add("a")
     token = bench.lease(2, "a")
-    other = Bench(location)  # of another process
+    other = Bench(bench.location)  # of another process
     look, looks = bench.ledger.try_grant, 0
 
     def look_as_it_is_freed(ticket: int) -> None:

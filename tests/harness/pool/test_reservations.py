@@ -1,16 +1,14 @@
 """Reservations: who gets a device in that time, and what becomes of who has it."""
 
-from contextlib import closing
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 from harness.cli.pool import parse_duration, parse_start
 from harness.errors import WrongUseError
-from harness.pool.database import FORMAT, Database
+from harness.pool.database import FORMAT
 from harness.pool.records import Facts
-from tests.harness.pool.conftest import Bench, process
+from tests.harness.pool.conftest import Bench, on_each_database, process
 
 HOUR_S = 3600.0
 
@@ -28,25 +26,25 @@ def is_granted(bench: Bench, ticket: int) -> bool:
 def test_a_reserved_device_is_leased_to_nobody_else_until_the_time_ends(bench: Bench) -> None:
     bench.add("a")
     assert reserve(bench, 1, "a") == []
-    other, own = (bench.ledger.enqueue(process(pid), ["a"], 1) for pid in (2, 1))
+    other, own = bench.ask(2, "a"), bench.ask(1, "a")
     assert not is_granted(bench, other)
     rows = bench.ledger.try_grant(own)
     assert rows
     bench.ledger.release(rows[0].token, ["a"])
     assert not is_granted(bench, other)
     bench.clock.time += HOUR_S
-    other = bench.ledger.enqueue(process(2), ["a"], 1)
-    assert is_granted(bench, other)
+    assert is_granted(bench, bench.ask(2, "a"))
 
 
 def test_who_waits_for_a_reserved_device_holds_back_no_other(bench: Bench) -> None:
     bench.add("a", "b")
     reserve(bench, 1, "a")
-    both, one = (bench.ledger.enqueue(process(2), ["a", "b"], count) for count in (2, 1))
+    both, one = (bench.ask(2, "a", "b", count=count) for count in (2, 1))
     assert not is_granted(bench, both)
     assert is_granted(bench, one)
 
 
+@on_each_database
 def test_a_lease_of_somebody_else_ends_when_the_time_begins(bench: Bench) -> None:
     bench.add("a", "b")
     reserve(bench, 1, "a", "b", after_s=10.0)
@@ -59,13 +57,14 @@ def test_a_lease_of_somebody_else_ends_when_the_time_begins(bench: Bench) -> Non
     assert renewed[own] is not None
     assert "it is reserved by process 1 from" in bench.ledger.why_lost(others, ["a"])
     assert bench.state("a") == "ready"
-    assert is_granted(bench, bench.ledger.enqueue(process(1), ["a"], 1))
+    assert is_granted(bench, bench.ask(1, "a"))
 
 
+@on_each_database
 def test_who_waits_ends_the_lease_of_a_holder_that_sleeps(bench: Bench) -> None:
     bench.add("a")
     bench.lease(2, "a")
-    ticket = bench.ledger.enqueue(process(1), ["a"], 1)
+    ticket = bench.ask(1, "a")
     assert not is_granted(bench, ticket)
     reserve(bench, 1, "a")
     assert is_granted(bench, ticket)
@@ -82,12 +81,12 @@ def test_a_drained_device_is_taken_from_its_holder_too(bench: Bench) -> None:
 
 def test_a_repair_goes_on_in_a_reserved_time(bench: Bench) -> None:
     key = bench.ledger.record_absent("a", "a", "gone")
-    lease = bench.ledger.begin_repair(key, process(2), force=True)
-    assert lease is not None
+    lease = bench.begin_repair(key, force=True)
     reserve(bench, 1, key)
     assert bench.ledger.holds(lease.token, key)
 
 
+@on_each_database
 def test_nobody_reserves_what_another_has_for_a_part_of_that_time(bench: Bench) -> None:
     bench.add("a", "b")
     assert reserve(bench, 1, "a", after_s=100.0) == []
@@ -103,26 +102,29 @@ def test_nobody_reserves_what_another_has_for_a_part_of_that_time(bench: Bench) 
     assert reserve(bench, 2, "a", after_s=50.0) == []
 
 
+@on_each_database
 def test_a_reservation_follows_a_device_that_says_who_it_is(bench: Bench) -> None:
     key = bench.ledger.record_absent("a", "android:a", "not looked at", probed=False)
     reserve(bench, 1, key)
     bench.ledger.record_found("hardware:1", "a", "android:a", Facts())
-    assert not is_granted(bench, bench.ledger.enqueue(process(2), ["hardware:1"], 1))
+    assert not is_granted(bench, bench.ask(2, "hardware:1"))
 
 
-def test_a_ledger_without_reservations_gets_them(location: str | Path) -> None:
-    bench = Bench(location)
+@on_each_database
+def test_a_ledger_without_reservations_gets_them(bench: Bench) -> None:
     bench.add("a")
     bench.sql("DROP TABLE pool_reservations")
-    if isinstance(location, str):
+    if bench.database.path is None:
         bench.sql("UPDATE pool_counters SET value = 8 WHERE name = 'format'")
     else:
         bench.sql("PRAGMA user_version = 8")
     bench.database.close()
-    with closing(bench.database):
-        assert reserve(bench, 1, "a") == []
-    with closing(Database(location)) as database:
-        assert database.read(lambda _: FORMAT) == 9
+    assert reserve(bench, 1, "a") == []
+    if bench.database.path is None:
+        (row,) = bench.sql("SELECT value FROM pool_counters WHERE name = 'format'")
+    else:
+        (row,) = bench.sql("PRAGMA user_version")
+    assert row[0] == FORMAT
 
 
 @pytest.mark.parametrize(

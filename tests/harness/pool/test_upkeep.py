@@ -30,10 +30,7 @@ class Broken:
 @pytest.mark.parametrize("weight", [1.0, 3.0], ids=["recovery", "probation"])
 def test_a_crashed_repair_is_retried_after_a_backoff(bench: Bench, weight: float) -> None:
     bench.add("a")
-    token = bench.lease(1, "a")
-    found = FailureReport("DeviceLostError", weight, recover=weight < 3, text="it went away")
-    bench.ledger.report("a", token, found)
-    bench.ledger.release(token, ["a"])
+    bench.fail("a", FailureReport("DeviceLostError", weight, recover=weight < 3, text="it left"))
     config, opener = PoolConfig(), cast("Opener", Broken())
     claims = FenceClaims(bench.ledger, opener, bench.clock, timeout_s=1)
     context = bench.context(claims=claims, opener=opener, config=config)
