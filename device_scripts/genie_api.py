@@ -91,10 +91,6 @@ _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
     "GenieProfile_create": (_Handle, ctypes.POINTER(_Handle)),
     "GenieProfile_getJsonData": (_Handle, _AllocCallback, ctypes.POINTER(ctypes.c_void_p)),
     "GenieProfile_free": (_Handle,),
-    "GenieDialogConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
-    "GenieDialogConfig_bindProfiler": (_Handle, _Handle),
-    "GenieDialogConfig_bindLogger": (_Handle, _Handle),
-    "GenieDialogConfig_free": (_Handle,),
     "GenieDialog_create": (_Handle, ctypes.POINTER(_Handle)),
     "GenieDialog_query": (_Handle, _Text, ctypes.c_int, _QueryCallback, _Handle),
     "GenieDialog_tokenQuery": (
@@ -151,32 +147,16 @@ _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
         ctypes.POINTER(ctypes.c_void_p),
     ),
     "GenieSampler_registerUserDataCallback": (_Text, SamplerFunction, _Handle),
-    "GenieEmbeddingConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
-    "GenieEmbeddingConfig_bindProfiler": (_Handle, _Handle),
-    "GenieEmbeddingConfig_bindLogger": (_Handle, _Handle),
-    "GenieEmbeddingConfig_free": (_Handle,),
     "GenieEmbedding_create": (_Handle, ctypes.POINTER(_Handle)),
     "GenieEmbedding_generate": (_Handle, _Text, _VectorCallback, _Handle),
     "GenieEmbedding_setPerformancePolicy": (_Handle, ctypes.c_int),
     "GenieEmbedding_free": (_Handle,),
-    "GenieEngineConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
-    "GenieEngineConfig_bindProfiler": (_Handle, _Handle),
-    "GenieEngineConfig_bindLogger": (_Handle, _Handle),
-    "GenieEngineConfig_free": (_Handle,),
     "GenieEngine_create": (_Handle, ctypes.POINTER(_Handle)),
     "GenieEngine_free": (_Handle,),
-    "GenieNodeConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
-    "GenieNodeConfig_bindProfiler": (_Handle, _Handle),
-    "GenieNodeConfig_bindLogger": (_Handle, _Handle),
-    "GenieNodeConfig_free": (_Handle,),
     "GenieNode_create": (_Handle, ctypes.POINTER(_Handle)),
     "GenieNode_setData": (_Handle, ctypes.c_int, _Handle, ctypes.c_size_t, _Text),
     "GenieNode_setTextCallback": (_Handle, ctypes.c_int, NodeTextFunction),
     "GenieNode_free": (_Handle,),
-    "GeniePipelineConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
-    "GeniePipelineConfig_bindProfiler": (_Handle, _Handle),
-    "GeniePipelineConfig_bindLogger": (_Handle, _Handle),
-    "GeniePipelineConfig_free": (_Handle,),
     "GeniePipeline_create": (_Handle, ctypes.POINTER(_Handle)),
     "GeniePipeline_addNode": (_Handle, _Handle),
     "GeniePipeline_execute": (_Handle, _Handle),
@@ -190,6 +170,11 @@ _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
     "GenieAccuracy_compute": (_Handle, _AllocCallback, ctypes.POINTER(ctypes.c_void_p)),
     "GenieAccuracy_free": (_Handle,),
 }
+for _kind in ("Dialog", "Embedding", "Engine", "Node", "Pipeline"):
+    _SIGNATURES[f"Genie{_kind}Config_createFromJson"] = (_Text, ctypes.POINTER(_Handle))
+    _SIGNATURES[f"Genie{_kind}Config_bindProfiler"] = (_Handle, _Handle)
+    _SIGNATURES[f"Genie{_kind}Config_bindLogger"] = (_Handle, _Handle)
+    _SIGNATURES[f"Genie{_kind}Config_free"] = (_Handle,)
 
 
 class FatalError(Exception):
@@ -210,7 +195,7 @@ class GenieError(FatalError):
 
 
 class Interrupted(FatalError):  # noqa: N818  (what happened, not a fault)
-    """A signal asked the runner to end; what it opened is closed first."""
+    """A signal asked the runner to end; its handles are closed first."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -250,7 +235,7 @@ def keep_to_one_cpu() -> None:
     """Keep an emulator's process (x86-64) to the CPU that it is on, before it starts threads.
 
     The emulator computes in one thread, while ten others wait in ``sched_yield``: on a CPU of
-    their own they would be busy with that, and slow down what else runs on the host.
+    their own they would be busy with that, and slow down other programs of the host.
     """
     if os.uname().machine == "x86_64":
         with contextlib.suppress(OSError):
@@ -269,9 +254,6 @@ def register_op_packages(packages: str) -> Any:
 
     Returns:
         The backend that must stay open; None for no package.
-
-    Raises:
-        FatalError: QNN refuses one.
     """
     if not packages:
         return None
@@ -316,7 +298,7 @@ class Genie:
 
         Raises:
             GenieError: The status is an error.
-            Interrupted: A signal came before the call; what frees and stops runs all the same.
+            Interrupted: A signal came before the call; calls that free or stop run all the same.
         """
         if not name.endswith(("_free", "_signal")):
             self.stop.check()
@@ -359,14 +341,14 @@ class Buffers:
         out[0] = ctypes.addressof(buffer)
 
     def text(self, pointer: ctypes.c_void_p) -> bytes:
-        """Return the bytes up to the first zero of what Genie wrote at ``pointer``."""
+        """Return the bytes that Genie wrote at ``pointer``, up to the first zero."""
         for buffer in self._kept:
             if pointer.value == ctypes.addressof(buffer):
                 return bytes(buffer.value)
         return b""
 
     def integers(self, pointer: ctypes.c_void_p, count: int) -> List[int]:
-        """Return the first ``count`` int32 of what Genie wrote at ``pointer``."""
+        """Return the first ``count`` int32 that Genie wrote at ``pointer``."""
         for buffer in self._kept:
             if pointer.value == ctypes.addressof(buffer):
                 whole = min(count, (len(buffer) - 1) // 4)
@@ -377,21 +359,17 @@ class Buffers:
 class Owned:
     """A handle that is freed once."""
 
-    _free = ""
+    _kind = ""  # as in the names of its functions
 
     def __init__(self, genie: Genie, handle: ctypes.c_void_p) -> None:
         self.genie = genie
         self.handle: Optional[ctypes.c_void_p] = handle
 
     def close(self) -> None:
-        """Free the handle.
-
-        Raises:
-            GenieError: Genie refuses; something made from it still lives.
-        """
+        """Free the handle; Genie refuses while something made from it still lives."""
         if self.handle is not None:
             handle, self.handle = self.handle, None
-            self.genie.call(self._free, handle)
+            self.genie.call(f"{self._kind}_free", handle)
 
 
 OwnedType = TypeVar("OwnedType", bound=Owned)
@@ -403,7 +381,7 @@ class LogHandle(Owned):
     Without a callback they go to logcat on Android and to stdout elsewhere, among the answers.
     """
 
-    _free = "GenieLog_free"
+    _kind = "GenieLog"
 
     def __init__(self, genie: Genie, level: str) -> None:
         self._callback = _LogCallback(self._write)  # Genie calls it as long as the log lives
@@ -433,7 +411,7 @@ def write_log(form: Optional[bytes], level: int, values: Any) -> None:
 class ProfileHandle(Owned):
     """Genie's own measurements of the dialogs bound to it, with its trace events if asked for."""
 
-    _free = "GenieProfile_free"
+    _kind = "GenieProfile"
 
     def __init__(self, genie: Genie, *, trace: bool = False) -> None:
         if not trace:
@@ -456,26 +434,31 @@ class ProfileHandle(Owned):
 
 
 class ConfigHandle(Owned):
-    """A parsed and validated configuration of what Genie creates."""
-
-    _kind = ""  # as in the names of its functions
+    """A parsed and validated configuration of a Genie object."""
 
     def __init__(self, genie: Genie, text: bytes) -> None:
         super().__init__(genie, genie.create(f"{self._kind}_createFromJson", text))
 
     def bind(self, log: Optional[LogHandle], profile: Optional[ProfileHandle] = None) -> None:
-        """Let what is created from this configuration from now on write to these, if given."""
+        """Let objects that are created from this configuration write to these, if given."""
         if log is not None:
             self.genie.call(f"{self._kind}_bindLogger", self.handle, log.handle)
         if profile is not None:
             self.genie.call(f"{self._kind}_bindProfiler", self.handle, profile.handle)
 
 
+class LoadedHandle(Owned):
+    """An object made from a configuration."""
+
+    def __init__(self, config: ConfigHandle) -> None:
+        handle = config.genie.create(f"{self._kind}_create", config.handle)
+        super().__init__(config.genie, handle)
+
+
 class DialogConfigHandle(ConfigHandle):
     """A configuration of a dialog."""
 
     _kind = "GenieDialogConfig"
-    _free = "GenieDialogConfig_free"
 
 
 TextSink = Callable[[bytes], None]
@@ -499,7 +482,7 @@ def _ids(sink: TokenSink) -> Callable[..., None]:
     return take
 
 
-class DialogHandle(Owned):
+class DialogHandle(LoadedHandle):
     """A loaded model with its context.
 
     Attributes:
@@ -507,11 +490,11 @@ class DialogHandle(Owned):
             brought; 0 for the beginning of a query.
     """
 
-    _free = "GenieDialog_free"
+    _kind = "GenieDialog"
 
     def __init__(self, config: DialogConfigHandle) -> None:
         self.answers: List[Tuple[int, int]] = []
-        super().__init__(config.genie, config.genie.create("GenieDialog_create", config.handle))
+        super().__init__(config)
 
     def query(self, prompt: bytes, sink: TextSink, *, rewind: bool = False) -> int:
         """Generate, passing each piece to ``sink`` as bytes from Genie.
@@ -581,8 +564,8 @@ class DialogHandle(Owned):
         take: Callable[..., None],
         failures: Optional[List[BaseException]] = None,
     ) -> int:
-        """Run a query; stop it at the first failure of what takes its pieces."""
-        failed: List[BaseException] = [] if failures is None else failures
+        """Run a query; stop it at the first failure of ``take``."""
+        errors: List[BaseException] = [] if failures is None else failures
         deaf = 0
 
         def receive(*piece: Any) -> None:
@@ -591,21 +574,21 @@ class DialogHandle(Owned):
                 count = piece[1] if callback is _TokenCallback else 1
                 self.answers.append((time.monotonic_ns(), count))
             try:
-                if not failed:
+                if not errors:
                     self.genie.stop.check()
                     take(*piece)
                     return
             except BaseException as error:  # noqa: BLE001  (ctypes would print it and go on)
-                failed.append(error)
+                errors.append(error)
             deaf += 1
             if deaf > _MOST_DEAF:  # lade dialogs take no signal, and would fill the context
-                leave(1, str(failed[0]))
+                leave(1, str(errors[0]))
             self.genie.call("GenieDialog_signal", self.handle, ACTION_ABORT)
 
         self.answers.append((time.monotonic_ns(), 0))
         status = self.genie.call(name, *query, callback(receive), None)
-        if failed:
-            raise failed[0]
+        if errors:
+            raise errors[0]
         return status
 
     def save(self, path: str) -> None:
@@ -625,7 +608,7 @@ class DialogHandle(Owned):
         self.genie.call("GenieDialog_setStopSequence", self.handle, text)
 
     def set_max_tokens(self, count: int) -> None:
-        """Bound what a query generates; lade and multistream dialogs ignore it."""
+        """Bound the tokens of an answer; lade and multistream dialogs ignore it."""
         self.genie.call("GenieDialog_setMaxNumTokens", self.handle, count)
 
     def reset(self) -> None:
@@ -694,7 +677,6 @@ class EmbeddingConfigHandle(ConfigHandle):
     """A configuration of a text encoder."""
 
     _kind = "GenieEmbeddingConfig"
-    _free = "GenieEmbeddingConfig_free"
 
 
 class Vectors(NamedTuple):
@@ -704,21 +686,14 @@ class Vectors(NamedTuple):
     data: bytes
 
 
-class EmbeddingHandle(Owned):
+class EmbeddingHandle(LoadedHandle):
     """A loaded text encoder."""
 
-    _free = "GenieEmbedding_free"
-
-    def __init__(self, config: EmbeddingConfigHandle) -> None:
-        super().__init__(config.genie, config.genie.create("GenieEmbedding_create", config.handle))
+    _kind = "GenieEmbedding"
 
     def generate(self, text: bytes) -> Vectors:
-        """Embed a text.
-
-        Raises:
-            GenieError: Genie failed, or called back without a vector.
-        """
-        found: List[Vectors] = []
+        """Embed a text."""
+        vectors: List[Vectors] = []
 
         def receive(dims: Any, rank: int, data: Any, _user: Optional[int]) -> None:
             shape = tuple(int(dims[axis]) for axis in range(min(rank, _MOST_AXES)))
@@ -726,13 +701,13 @@ class EmbeddingHandle(Owned):
             for size in shape:
                 count *= size
             if data and 0 < count * 4 <= _LARGEST_RESULT:
-                found.append(Vectors(shape, ctypes.string_at(data, count * 4)))
+                vectors.append(Vectors(shape, ctypes.string_at(data, count * 4)))
 
         name = "GenieEmbedding_generate"
         self.genie.call(name, self.handle, text, _VectorCallback(receive), None)
-        if not found:
+        if not vectors:
             raise GenieError(name, -10)
-        return found[-1]
+        return vectors[-1]
 
     def set_performance(self, policy: str) -> None:
         """Set the clock policy, a key of `PERFORMANCE_POLICIES`."""
@@ -740,19 +715,16 @@ class EmbeddingHandle(Owned):
         self.genie.call(name, self.handle, PERFORMANCE_POLICIES[policy])
 
 
-class AccuracyConfigHandle(Owned):
-    """A parsed accuracy configuration."""
+class AccuracyConfigHandle(ConfigHandle):
+    """A parsed accuracy configuration; nothing is bound to it."""
 
-    _free = "GenieAccuracyConfig_free"
-
-    def __init__(self, genie: Genie, text: bytes) -> None:
-        super().__init__(genie, genie.create("GenieAccuracyConfig_createFromJson", text))
+    _kind = "GenieAccuracyConfig"
 
 
 class AccuracyHandle(Owned):
     """An evaluation tied to a dialog, which it resets."""
 
-    _free = "GenieAccuracy_free"
+    _kind = "GenieAccuracy"
 
     def __init__(self, config: AccuracyConfigHandle, dialog: DialogHandle) -> None:
         handle = config.genie.create("GenieAccuracy_createFromDialog", config.handle, dialog.handle)
@@ -771,7 +743,7 @@ class AccuracyHandle(Owned):
 class Resources:
     """Frees the added handles in reverse order when its block ends.
 
-    The first failure to free is raised, unless the block itself failed, whose error is then raised.
+    The first failure to free is raised, unless the block itself failed: then its error is raised.
     """
 
     def __init__(self) -> None:
@@ -820,11 +792,7 @@ def leave(status: int, error: str = "") -> None:
 
 
 def read_file(path: str, what: str) -> bytes:
-    """Return the bytes of a file that the user named.
-
-    Raises:
-        FatalError: It cannot be read.
-    """
+    """Return the bytes of a file that the user named; raises `FatalError`."""
     try:
         return Path(path).read_bytes()
     except OSError as error:

@@ -12,7 +12,18 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+)
 
 if TYPE_CHECKING:
     from device_scripts import genie_api, genie_embeddings, genie_nodes, genie_t2t_run, genie_trace
@@ -116,6 +127,13 @@ _CONFIGS: Dict[str, Type[genie_api.ConfigHandle]] = {
     "node": genie_nodes.NodeConfigHandle,
     "pipeline": genie_nodes.PipelineConfigHandle,
 }
+_LOADED: Dict[str, Callable[[Any], genie_api.LoadedHandle]] = {
+    "dialog": genie_api.DialogHandle,
+    "embedding": genie_api.EmbeddingHandle,
+    "engine": genie_nodes.EngineHandle,
+    "node": genie_nodes.NodeHandle,
+    "pipeline": genie_nodes.PipelineHandle,
+}
 _WITH_PROMPT = frozenset(("query", "rewindQuery", "generate", "setText"))
 _OwnedType = TypeVar("_OwnedType", bound=genie_api.Owned)
 
@@ -125,7 +143,7 @@ class _Exit(Exception):  # noqa: N818  (no error)
 
 
 class App:
-    """Runs the statements of a script; owns what they create, until freed or closed.
+    """Runs the statements of a script; owns their objects, until freed or closed.
 
     A name may be used once for each kind of object.
 
@@ -148,34 +166,35 @@ class App:
             ("ls",): self._list,
             ("sleep",): self._sleep,
             ("exit",): self._exit,
-            ("dialog", "create"): self._dialog_create,
-            ("dialog", "query"): self._query,
-            ("dialog", "rewindQuery"): self._rewind_query,
+            ("dialog", "query"): partial(self._ask, rewind=False),
+            ("dialog", "rewindQuery"): partial(self._ask, rewind=True),
             ("dialog", "tokenQuery"): self._token_query,
             ("dialog", "embeddingQuery"): self._embedding_query,
             ("dialog", "embeddingTokenQuery"): self._embedding_token_query,
             ("dialog", "setPriority"): self._set_priority,
             ("dialog", "bindEngine"): self._bind_engine,
-            ("dialog", "setStopSequence"): self._set_stop_sequence,
+            ("dialog", "setStopSequence"): lambda name, path: self._dialog(name).set_stop_sequence(
+                _read_json(path)
+            ),
             ("dialog", "setMaxNumTokens"): self._set_max_tokens,
-            ("dialog", "save"): self._save,
-            ("dialog", "restore"): self._restore,
-            ("dialog", "applyLora"): self._apply_lora,
+            ("dialog", "save"): lambda name, path: self._timed(
+                "GenieDialog_save", partial(self._dialog(name).save, path)
+            ),
+            ("dialog", "restore"): lambda name, path: self._timed(
+                "GenieDialog_restore", partial(self._dialog(name).restore, path)
+            ),
+            ("dialog", "applyLora"): lambda name, *words: self._dialog(name).apply_lora(*words),
             ("dialog", "setLoraStrength"): self._set_lora_strength,
             ("dialog", "setPerformance"): self._set_performance,
-            ("dialog", "reset"): self._reset,
-            ("embedding", "create"): self._embedding_create,
+            ("dialog", "reset"): lambda name: self._dialog(name).reset(),
             ("embedding", "generate"): self._embedding_generate,
             ("embedding", "setPerformance"): self._embedding_set_performance,
-            ("engine", "create"): self._engine_create,
-            ("node", "create"): self._node_create,
             ("node", "setText"): self._node_set_text,
-            ("pipeline", "create"): self._pipeline_create,
             ("pipeline", "addNode"): self._pipeline_add_node,
             ("pipeline", "execute"): self._pipeline_execute,
-            ("pipeline", "reset"): self._pipeline_reset,
-            ("pipeline", "save"): self._pipeline_save,
-            ("pipeline", "restore"): self._pipeline_restore,
+            ("pipeline", "reset"): lambda name: self._pipeline(name).reset(),
+            ("pipeline", "save"): lambda name, path: self._pipeline(name).save(path),
+            ("pipeline", "restore"): lambda name, path: self._pipeline(name).restore(path),
             ("profile", "create"): self._profile_create,
             ("profile", "save"): self._profile_save,
             ("log", "create"): self._log_create,
@@ -184,6 +203,7 @@ class App:
             ("accuracy", "compute"): self._accuracy_compute,
         }
         for kind in _CONFIGS:
+            self._commands[kind, "create"] = partial(self._create, kind)
             self._commands[kind, "config", "create"] = partial(self._config_create, kind)
             self._commands[kind, "config", "bind", "profile"] = partial(self._bind_profile, kind)
             self._commands[kind, "config", "bind", "log"] = partial(self._bind_log, kind)
@@ -236,10 +256,10 @@ class App:
         self._objects[kind, name] = make()
 
     def _get(self, kind: str, name: str, type_: Type[_OwnedType]) -> _OwnedType:
-        found = self._objects.get((kind, name))
-        if not isinstance(found, type_):
+        handle = self._objects.get((kind, name))
+        if not isinstance(handle, type_):
             raise _Wrong(f"there is no {kind} {name}")
-        return found
+        return handle
 
     def _dialog(self, name: str) -> genie_api.DialogHandle:
         return self._get("dialog", name, genie_api.DialogHandle)
@@ -259,9 +279,9 @@ class App:
         if not milliseconds.isdigit() or len(milliseconds) > 9:
             raise _Wrong(f"not a number of milliseconds: {milliseconds}")
         end = time.monotonic() + int(milliseconds) / 1000
-        while (left := end - time.monotonic()) > 0:
+        while (left_s := end - time.monotonic()) > 0:
             self._genie.stop.check()
-            time.sleep(min(left, 0.5))
+            time.sleep(min(left_s, 0.5))
 
     @staticmethod
     def _exit() -> None:
@@ -285,18 +305,13 @@ class App:
         bound = self._get("log", log, genie_api.LogHandle)
         self._get(f"{kind} config", config, _CONFIGS[kind]).bind(bound)
 
-    def _dialog_create(self, name: str, config: str) -> None:
-        found = self._get("dialog config", config, genie_api.DialogConfigHandle)
-        self._add("dialog", name, lambda: genie_api.DialogHandle(found))
-        self._dialogs.append(self._dialog(name))
+    def _create(self, kind: str, name: str, config: str) -> None:
+        handle = self._get(f"{kind} config", config, _CONFIGS[kind])
+        self._add(kind, name, lambda: _LOADED[kind](handle))
+        if kind == "dialog":
+            self._dialogs.append(self._dialog(name))
 
-    def _query(self, name: str, prompt: Word, output: str = "") -> None:
-        self._ask(name, prompt, output, rewind=False)
-
-    def _rewind_query(self, name: str, prompt: Word, output: str = "") -> None:
-        self._ask(name, prompt, output, rewind=True)
-
-    def _ask(self, name: str, prompt: Word, output: str, *, rewind: bool) -> None:
+    def _ask(self, name: str, prompt: Word, output: str = "", *, rewind: bool) -> None:
         dialog, text = self._dialog(name), _prompt_text(prompt)
         if not output:
             genie_t2t_run.ask(dialog, text, rewind=rewind)
@@ -340,28 +355,16 @@ class App:
             _say(text)
         genie_t2t_run.check_status(status, generated=bool(answer))
 
-    def _set_stop_sequence(self, name: str, path: str) -> None:
-        self._dialog(name).set_stop_sequence(_read_json(path))
-
     def _set_max_tokens(self, name: str, count: str) -> None:
         if not count.isdigit() or len(count) > 9:
             raise _Wrong(f"not a number of tokens: {count}")
         self._dialog(name).set_max_tokens(int(count))
-
-    def _save(self, name: str, path: str) -> None:
-        self._timed("GenieDialog_save", partial(self._dialog(name).save, path))
-
-    def _restore(self, name: str, path: str) -> None:
-        self._timed("GenieDialog_restore", partial(self._dialog(name).restore, path))
 
     def _timed(self, name: str, call: Callable[[], None]) -> None:
         """Run a call of the API that Genie's profiles do not list, and note it for a trace."""
         began = time.monotonic_ns()
         call()
         self._calls.append(genie_trace.call(name, began))
-
-    def _apply_lora(self, name: str, engine: str, adapter: str) -> None:
-        self._dialog(name).apply_lora(engine, adapter)
 
     def _set_lora_strength(self, name: str, engine: str, *pairs: str) -> None:
         dialog = self._dialog(name)
@@ -385,14 +388,6 @@ class App:
     def _bind_engine(self, name: str, role: str, engine: str) -> None:
         self._dialog(name).bind_engine(role, self._get("engine", engine, genie_nodes.EngineHandle))
 
-    def _engine_create(self, name: str, config: str) -> None:
-        found = self._get("engine config", config, genie_nodes.EngineConfigHandle)
-        self._add("engine", name, lambda: genie_nodes.EngineHandle(found))
-
-    def _embedding_create(self, name: str, config: str) -> None:
-        found = self._get("embedding config", config, genie_api.EmbeddingConfigHandle)
-        self._add("embedding", name, lambda: genie_api.EmbeddingHandle(found))
-
     def _embedding_generate(self, name: str, prompt: Word, output: str = "") -> None:
         embedding = self._get("embedding", name, genie_api.EmbeddingHandle)
         text = _prompt_text(prompt)
@@ -405,16 +400,8 @@ class App:
         _check_known("policy", policy, genie_api.PERFORMANCE_POLICIES)
         self._get("embedding", name, genie_api.EmbeddingHandle).set_performance(policy)
 
-    def _node_create(self, name: str, config: str) -> None:
-        found = self._get("node config", config, genie_nodes.NodeConfigHandle)
-        self._add("node", name, lambda: genie_nodes.NodeHandle(found))
-
     def _node_set_text(self, name: str, prompt: Word) -> None:
         self._get("node", name, genie_nodes.NodeHandle).set_text(_prompt_text(prompt))
-
-    def _pipeline_create(self, name: str, config: str) -> None:
-        found = self._get("pipeline config", config, genie_nodes.PipelineConfigHandle)
-        self._add("pipeline", name, lambda: genie_nodes.PipelineHandle(found))
 
     def _pipeline(self, name: str) -> genie_nodes.PipelineHandle:
         return self._get("pipeline", name, genie_nodes.PipelineHandle)
@@ -423,24 +410,12 @@ class App:
         self._pipeline(name).add(self._get("node", node, genie_nodes.NodeHandle))
 
     def _pipeline_execute(self, name: str, output: str = "") -> None:
-        said = self._pipeline(name).execute()
+        text = self._pipeline(name).execute()
         if output:
-            _write_file(output, said)
+            _write_file(output, text)
         else:
             genie_t2t_run.flush_c()
-            genie_t2t_run.write(b"[BEGIN]: " + said + b"[END]\n\n")
-
-    def _pipeline_reset(self, name: str) -> None:
-        self._pipeline(name).reset()
-
-    def _pipeline_save(self, name: str, path: str) -> None:
-        self._pipeline(name).save(path)
-
-    def _pipeline_restore(self, name: str, path: str) -> None:
-        self._pipeline(name).restore(path)
-
-    def _reset(self, name: str) -> None:
-        self._dialog(name).reset()
+            genie_t2t_run.write(b"[BEGIN]: " + text + b"[END]\n\n")
 
     def _profile_create(self, name: str) -> None:
         trace = self._trace is not None
@@ -462,9 +437,9 @@ class App:
         )
 
     def _accuracy_create(self, name: str, config: str, dialog: str) -> None:
-        found = self._get("accuracy config", config, genie_api.AccuracyConfigHandle)
+        handle = self._get("accuracy config", config, genie_api.AccuracyConfigHandle)
         tied = self._dialog(dialog)
-        self._add("accuracy", name, lambda: genie_api.AccuracyHandle(found, tied))
+        self._add("accuracy", name, lambda: genie_api.AccuracyHandle(handle, tied))
 
     def _accuracy_compute(self, name: str, output: str = "") -> None:
         result = self._get("accuracy", name, genie_api.AccuracyHandle).compute()

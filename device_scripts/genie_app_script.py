@@ -79,11 +79,7 @@ _MIXED_CASE = frozenset(
 
 
 def split_line(text: str, line: int) -> List[Word]:
-    """Return the words of a line.
-
-    Raises:
-        ScriptError: A quote is not closed, or stands inside a word.
-    """
+    """Return the words of a line."""
     words: List[Word] = []
     rest = text.strip()
     while rest:
@@ -114,34 +110,31 @@ def parse(
         text: The script.
         usages: Supported commands by their fixed words.
         unsupported: Documented commands that are refused by name.
-
-    Raises:
-        ScriptError: At the first line that is wrong.
     """
     blocks: List[List[Statement]] = [[]]
-    opened: List[Tuple[int, int]] = []
+    loops: List[Tuple[int, int]] = []
     for line, raw in enumerate(text.split("\n"), start=1):
         words = [] if raw.lstrip().startswith("#") else split_line(raw, line)
         if not words:
             continue
         first = "" if words[0].quoted else words[0].text
         if first == "loop":
-            opened.append((line, _count(words[1:], line)))
-            if len(opened) > _MOST_NESTED:
+            loops.append((line, _count(words[1:], line)))
+            if len(loops) > _MOST_NESTED:
                 raise ScriptError(line, f"loops nest deeper than {_MOST_NESTED}")
             blocks.append([])
         elif first == "endloop":
             if len(words) > 1:
                 raise ScriptError(line, "usage: endloop")
-            if not opened:
+            if not loops:
                 raise ScriptError(line, "endloop without loop")
-            begun, count = opened.pop()
+            first_line, count = loops.pop()
             body = tuple(blocks.pop())
-            blocks[-1].append(Loop(begun, count, body))
+            blocks[-1].append(Loop(first_line, count, body))
         else:
             blocks[-1].append(_command(words, line, usages, unsupported))
-    if opened:
-        raise ScriptError(opened[-1][0], "loop without endloop")
+    if loops:
+        raise ScriptError(loops[-1][0], "loop without endloop")
     return tuple(blocks[0])
 
 
@@ -159,18 +152,18 @@ def _command(
     usages: Dict[Tuple[str, ...], Usage],
     unsupported: Dict[Tuple[str, ...], Usage],
 ) -> Command:
-    known = _longest(words, usages)
-    if known is None:
-        refused = _longest(words, unsupported)
-        if refused is not None:
-            reason = f"'{' '.join(refused)}' is documented for genie-app but not supported here"
-            raise ScriptError(line, f"{reason}: {unsupported[refused].note}")
-        shown = " ".join(word.text for word in words[:3])
-        raise ScriptError(line, f"unknown command: {shown[:80]} (genie-app -h lists all)")
-    arguments = tuple(words[len(known) :])
-    if not usages[known].accepts(len(arguments)):
-        raise ScriptError(line, f"usage: {usages[known].text}")
-    return Command(line, known, arguments)
+    command = _longest(words, usages)
+    if command is None:
+        name = _longest(words, unsupported)
+        if name is not None:
+            reason = f"'{' '.join(name)}' is documented for genie-app but not supported here"
+            raise ScriptError(line, f"{reason}: {unsupported[name].note}")
+        start = " ".join(word.text for word in words[:3])
+        raise ScriptError(line, f"unknown command: {start[:80]} (genie-app -h lists all)")
+    arguments = tuple(words[len(command) :])
+    if not usages[command].accepts(len(arguments)):
+        raise ScriptError(line, f"usage: {usages[command].text}")
+    return Command(line, command, arguments)
 
 
 def _longest(words: List[Word], usages: Dict[Tuple[str, ...], Usage]) -> Optional[Tuple[str, ...]]:

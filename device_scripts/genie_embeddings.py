@@ -38,11 +38,7 @@ class EmbeddingFile(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "EmbeddingFile":
-        """Read ``PATH`` or ``PATH,TYPE,SCALE,OFFSET``.
-
-        Raises:
-            ValueError: It is neither.
-        """
+        """Read ``PATH`` or ``PATH,TYPE,SCALE,OFFSET``; raises `ValueError`."""
         if text.endswith(",float32"):
             return cls(text[: -len(",float32")], RowEncoding("f", 1.0, 0))
         words = text.rsplit(",", 3)
@@ -103,22 +99,18 @@ def requantize(
     if target.code == "f":
         return _bytes(array.array("f", [(v + source.offset) * source.scale for v in values]))
     low, high = _RANGES[target.code]
-    found = []
+    results = []
     for value in values:
         result = known.get(value)
         if result is None:
             real = (value + source.offset) * source.scale
             result = known[value] = min(max(round(real / target.scale) - target.offset, low), high)
-        found.append(int(result))
-    return _bytes(array.array(target.code, found))
+        results.append(int(result))
+    return _bytes(array.array(target.code, results))
 
 
 def read_rows(path: str) -> bytes:
-    """Return the rows of an embedding file.
-
-    Raises:
-        genie_api.FatalError: It cannot be read, or is empty.
-    """
+    """Return the rows of an embedding file."""
     rows = genie_api.read_file(path, "embedding file")
     if not rows:
         raise genie_api.FatalError(f"{Path(path).name} holds no embedding")

@@ -2,8 +2,8 @@
 """Logits of each decode step on given tokens, by Genie's custom sampler.
 
 Genie asks the sampler for the next token and hands it the logits; ours keeps them, and answers with
-the next token of the text, whatever they say. So step by step the model decodes a text that it is
-given. Standard library only, Python 3.8+. Exit status: 0 success, 1 Genie failed, 2 wrong use.
+the next token of a given text. So step by step the model decodes that text. Standard library only,
+Python 3.8+. Exit status: 0 success, 1 Genie failed, 2 wrong use.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _LARGEST_TOKEN = (1 << 31) - 1
 
 
 class TokenWindow(NamedTuple):
-    """A text as tokens: the prompt, and what follows, which is decoded one by one."""
+    """A text as tokens: the prompt, and those that follow, which are decoded one by one."""
 
     prompt: List[int]
     following: List[int]
@@ -49,14 +49,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read_windows(path: str) -> List[TokenWindow]:
-    """Return the windows of a file.
-
-    Raises:
-        genie_api.FatalError: It cannot be read, or holds something else.
-    """
+    """Return the windows of a file."""
     try:
-        found = json.loads(genie_api.read_file(path, "windows"))
-        windows = [TokenWindow(list(each["prompt"]), list(each["following"])) for each in found]
+        content = json.loads(genie_api.read_file(path, "windows"))
+        windows = [TokenWindow(list(each["prompt"]), list(each["following"])) for each in content]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise genie_api.FatalError(f"{path} holds no windows: {error!r}") from error
     for window in windows:
@@ -114,7 +110,7 @@ class SamplerCallback:
         genie.call(register, name.encode(), self._callback, None)
 
     def check(self) -> None:
-        """Raise what the function raised."""
+        """Raise the first exception of the function."""
         if self._failures:
             raise self._failures[0]
 
@@ -130,11 +126,7 @@ class SamplerCallback:
 
 
 def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
-    """Do what the options ask for.
-
-    Raises:
-        genie_api.FatalError: A file, the library or Genie failed.
-    """
+    """Decode the windows of the options, and write the files that they name."""
     text = genie_t2t_run.c_string(
         genie_api.read_file(options.config, "configuration"), "the configuration"
     )

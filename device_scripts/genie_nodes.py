@@ -19,32 +19,27 @@ class EngineConfigHandle(genie_api.ConfigHandle):
     """A configuration of an engine of its own (``standalone-engine``)."""
 
     _kind = "GenieEngineConfig"
-    _free = "GenieEngineConfig_free"
 
 
-class EngineHandle(genie_api.Owned):
+class EngineHandle(genie_api.LoadedHandle):
     """A loaded engine, for dialogs to use in place of their own."""
 
-    _free = "GenieEngine_free"
-
-    def __init__(self, config: EngineConfigHandle) -> None:
-        super().__init__(config.genie, config.genie.create("GenieEngine_create", config.handle))
+    _kind = "GenieEngine"
 
 
 class NodeConfigHandle(genie_api.ConfigHandle):
     """A configuration of a node."""
 
     _kind = "GenieNodeConfig"
-    _free = "GenieNodeConfig_free"
 
 
-class NodeHandle(genie_api.Owned):
+class NodeHandle(genie_api.LoadedHandle):
     """A model as a part of pipelines."""
 
-    _free = "GenieNode_free"
+    _kind = "GenieNode"
 
     def __init__(self, config: NodeConfigHandle) -> None:
-        super().__init__(config.genie, config.genie.create("GenieNode_create", config.handle))
+        super().__init__(config)
         self._text = ctypes.create_string_buffer(b"")  # Genie reads it when the pipeline runs
         self._said: List[bytes] = []
         self._callback = genie_api.NodeTextFunction(self._take)
@@ -52,15 +47,15 @@ class NodeHandle(genie_api.Owned):
         self.genie.call(name, self.handle, _TEXT_OUTPUT, self._callback)
 
     def set_text(self, text: bytes) -> None:
-        """Set what the node reads when its pipeline runs."""
+        """Set the text that the node reads when its pipeline runs."""
         self._text = ctypes.create_string_buffer(text)
         pointer = ctypes.cast(self._text, ctypes.c_void_p)
         self.genie.call("GenieNode_setData", self.handle, _TEXT_INPUT, pointer, len(text), None)
 
     def take_text(self) -> bytes:
-        """Return what the node has said since the last time."""
-        said, self._said = b"".join(self._said), []
-        return said
+        """Return the output of the node since the last time."""
+        text, self._said = b"".join(self._said), []
+        return text
 
     def _take(self, piece: Optional[bytes], _code: int, _user: Optional[int]) -> None:
         if piece:
@@ -71,16 +66,15 @@ class PipelineConfigHandle(genie_api.ConfigHandle):
     """A configuration of a pipeline."""
 
     _kind = "GeniePipelineConfig"
-    _free = "GeniePipelineConfig_free"
 
 
-class PipelineHandle(genie_api.Owned):
+class PipelineHandle(genie_api.LoadedHandle):
     """Nodes that run together."""
 
-    _free = "GeniePipeline_free"
+    _kind = "GeniePipeline"
 
     def __init__(self, config: PipelineConfigHandle) -> None:
-        super().__init__(config.genie, config.genie.create("GeniePipeline_create", config.handle))
+        super().__init__(config)
         self._nodes: List[NodeHandle] = []
 
     def add(self, node: NodeHandle) -> None:
@@ -89,12 +83,12 @@ class PipelineHandle(genie_api.Owned):
         self._nodes.append(node)
 
     def execute(self) -> bytes:
-        """Run all nodes, and return what they said."""
+        """Run all nodes, and return their output."""
         self.genie.call("GeniePipeline_execute", self.handle, None)
         return b"".join(node.take_text() for node in self._nodes)
 
     def reset(self) -> None:
-        """Forget what was said so far."""
+        """Forget the conversation so far."""
         self.genie.call("GeniePipeline_reset", self.handle)
 
     def save(self, folder: str) -> None:
@@ -102,5 +96,5 @@ class PipelineHandle(genie_api.Owned):
         self.genie.call("GeniePipeline_save", self.handle, folder.encode())
 
     def restore(self, folder: str) -> None:
-        """Restore what `save` wrote."""
+        """Restore the state that `save` wrote."""
         self.genie.call("GeniePipeline_restore", self.handle, folder.encode())

@@ -3,7 +3,7 @@
 
 ``GenieAccuracy_compute`` hangs when one dialog evaluates more than one window. So each window is a
 file, evaluated on a fresh dialog in a child process under a watchdog; the results are combined.
-README.md beside this file says what a window is and which of its tokens Genie scores. Standard
+README.md beside this file defines windows, and the tokens of them that Genie scores. Standard
 library only, Python 3.8+. Exit status: 0 done, 1 failed, 2 wrong use.
 """
 
@@ -48,11 +48,7 @@ class WindowResult(NamedTuple):
 
 
 def context_length(config: bytes) -> int:
-    """Return ``dialog.context.size`` of a configuration.
-
-    Raises:
-        genie_api.FatalError: It is not there.
-    """
+    """Return ``dialog.context.size`` of a configuration."""
     try:
         size = json.loads(config)["dialog"]["context"]["size"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -67,9 +63,6 @@ def accuracy_json(config: bytes, window: str, role: Optional[str]) -> bytes:
 
     A dialog that speculates is scored as a basic one of one of its models: the accuracy API takes
     no other (`engine.convert-to-basic`). Only dialogs of two engines have roles.
-
-    Raises:
-        genie_api.FatalError: The dialog has no engine of that role.
     """
     dialog = json.loads(config)["dialog"]
     engines = dialog.get("engine")
@@ -77,26 +70,22 @@ def accuracy_json(config: bytes, window: str, role: Optional[str]) -> bytes:
     if role == "draft" and role not in roles:
         kind = dialog.get("type", "basic")
         raise genie_api.FatalError(f"a dialog of type {kind} has no draft model: no --role draft")
-    asked: Dict[str, Any] = {"dataset": window, "type": "perplexity"}
+    config_json: Dict[str, Any] = {"dataset": window, "type": "perplexity"}
     if dialog.get("type", "basic") != "basic":
-        asked["engine"] = {"convert-to-basic": True}
+        config_json["engine"] = {"convert-to-basic": True}
         if roles:
-            asked["engine"]["role"] = role or "target"
-    return json.dumps(asked).encode()
+            config_json["engine"]["role"] = role or "target"
+    return json.dumps(config_json).encode()
 
 
 def evaluate(options: argparse.Namespace) -> Dict[str, Any]:
-    """Evaluate one window in this process, which may hang or abort: run it in a child.
-
-    Raises:
-        genie_api.FatalError: Genie failed, or the text is not one window.
-    """
+    """Evaluate one window in this process, which may hang or abort: run it in a child."""
     (window,) = options.window_files
     text = genie_t2t_run.c_string(genie_api.read_file(window, "window"), "the window")
     config_text = genie_api.read_file(options.config, "configuration")
     length = context_length(config_text)
     genie = genie_api.Genie()
-    asked = accuracy_json(config_text, window, options.role)
+    accuracy_text = accuracy_json(config_text, window, options.role)
     with genie_api.Resources() as resources:
         log = resources.add(genie_api.LogHandle(genie, options.log)) if options.log else None
         profile = (
@@ -116,14 +105,14 @@ def evaluate(options: argparse.Namespace) -> Dict[str, Any]:
             adapter, tensor, strength = options.lora
             dialog.apply_lora("primary", adapter)
             dialog.set_lora_strength("primary", tensor, strength)
-        accuracy_config = resources.add(genie_api.AccuracyConfigHandle(genie, asked))
+        accuracy_config = resources.add(genie_api.AccuracyConfigHandle(genie, accuracy_text))
         accuracy = resources.add(genie_api.AccuracyHandle(accuracy_config, dialog))
         began = time.monotonic_ns()
         result = json.loads(accuracy.compute())
         if profile is not None:
-            computed = genie_trace.call("GenieAccuracy_compute", began)
+            event = genie_trace.call("GenieAccuracy_compute", began)
             _, traced = genie_trace.split_profile(profile.json())
-            trace = genie_trace.document(traced, calls=[computed])
+            trace = genie_trace.document(traced, calls=[event])
             genie_t2t_run.write_file(trace, options.trace, "trace")
     ids = " ".join(map(str, tokens)).encode()
     return {
@@ -150,9 +139,6 @@ def run_child(options: argparse.Namespace, window: str) -> Optional[Dict[str, An
     """Evaluate one window in a child process; return None if it hung and was killed.
 
     Its trace, if one is asked for, is in the file of `child_trace` then.
-
-    Raises:
-        genie_api.FatalError: The child failed or died.
     """
     reader, writer = os.pipe()
     try:
@@ -209,7 +195,7 @@ def measure(options: argparse.Namespace, window: str) -> Tuple[WindowResult, str
         perplexity = answer.get("perplexity")
         if not isinstance(perplexity, (int, float)) or not 0 < perplexity < math.inf:
             raise genie_api.FatalError(f"Genie's perplexity of {window} is {perplexity}")
-        done = WindowResult(
+        result = WindowResult(
             window,
             float(perplexity),
             int(answer["tokens"]),
@@ -217,7 +203,7 @@ def measure(options: argparse.Namespace, window: str) -> Tuple[WindowResult, str
             retries,
             round(seconds, 3),
         )
-        return done, str(answer["version"])
+        return result, str(answer["version"])
     raise genie_api.FatalError(
         f"the evaluation of {window} hung {options.retries + 1} times for {options.timeout:g} s"
     )

@@ -46,11 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read_prompts(options: argparse.Namespace) -> List[bytes]:
-    """Return the texts that the options name.
-
-    Raises:
-        genie_api.FatalError: A file cannot be read, or is no JSON array of texts.
-    """
+    """Return the texts that the options name."""
     if options.prompts_file is not None:
         try:
             texts = json.loads(genie_api.read_file(options.prompts_file, "prompts file"))
@@ -58,12 +54,12 @@ def read_prompts(options: argparse.Namespace) -> List[bytes]:
             raise genie_api.FatalError(f"the prompts file is no JSON: {error}") from error
         if not isinstance(texts, list) or not texts or not all(type(t) is str for t in texts):
             raise genie_api.FatalError("the prompts file is no JSON array of texts")
-        found = [text.encode("utf-8", "surrogatepass") for text in texts]
+        prompts = [text.encode("utf-8", "surrogatepass") for text in texts]
     elif options.prompt_file is not None:
-        found = [genie_api.read_file(options.prompt_file, "prompt file")]
+        prompts = [genie_api.read_file(options.prompt_file, "prompt file")]
     else:
-        found = [os.fsencode(options.prompt)]
-    return [genie_t2t_run.c_string(text, "the prompt") for text in found]
+        prompts = [os.fsencode(options.prompt)]
+    return [genie_t2t_run.c_string(text, "the prompt") for text in prompts]
 
 
 def embed(
@@ -81,11 +77,7 @@ def embed(
 
 
 def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
-    """Do what the options ask for.
-
-    Raises:
-        genie_api.FatalError: A file, the library or Genie failed.
-    """
+    """Embed the texts of the options, and write the files that they name."""
     text = genie_t2t_run.c_string(
         genie_api.read_file(options.config, "configuration"), "the configuration"
     )
@@ -113,8 +105,8 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     genie_t2t_run.write_file(data, options.output_file, "embedding")
     if options.summary is not None:
         genie_t2t_run.write_file(json.dumps(summary).encode(), options.summary, "summary")
-    for prompt, found in zip(prompts, summary["embeddings"]):
-        genie_t2t_run.show_embedding(prompt, found["shape"])
+    for prompt, facts in zip(prompts, summary["embeddings"]):
+        genie_t2t_run.show_embedding(prompt, facts["shape"])
 
 
 def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Stop] = None) -> int:

@@ -27,11 +27,7 @@ _LARGEST_TOKEN = (1 << 31) - 1
 
 
 def lora(text: str) -> Tuple[str, str, float]:
-    """Read ADAPTER_NAME,ALPHA_TENSOR_NAME,ALPHA_VALUE.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Read ADAPTER_NAME,ALPHA_TENSOR_NAME,ALPHA_VALUE; raises `ValueError`."""
     adapter, tensor, value = text.split(",")
     if not adapter or not tensor:
         raise ValueError(text)
@@ -39,11 +35,7 @@ def lora(text: str) -> Tuple[str, str, float]:
 
 
 def engine_switch(text: str) -> Tuple[str, str]:
-    """Read ENGINE_TYPE,CONFIG.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Read ENGINE_TYPE,CONFIG; raises `ValueError`."""
     role, path = text.split(",", 1)
     if not role or not path:
         raise ValueError(text)
@@ -108,11 +100,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse_tokens(text: bytes) -> List[int]:
-    """Return the token ids of a tokens file.
-
-    Raises:
-        genie_api.FatalError: It holds none, or something else.
-    """
+    """Return the token ids of a tokens file."""
     tokens = []
     for word in text.split():
         if not word.isdigit() or int(word) > _LARGEST_TOKEN:
@@ -124,7 +112,7 @@ def parse_tokens(text: bytes) -> List[int]:
 
 
 def flush_c() -> None:
-    """Flush what the library has printed, so that it does not appear in later text."""
+    """Flush the library's output, so that it does not appear in later text."""
     ctypes.CDLL(None).fflush(None)
 
 
@@ -142,22 +130,14 @@ def write(data: bytes) -> None:
 
 
 def c_string(text: bytes, what: str) -> bytes:
-    """Return the text if C can hold it.
-
-    Raises:
-        genie_api.FatalError: It holds a zero byte, where C would end it.
-    """
+    """Return the text, and refuse one with a zero byte, where C would end it."""
     if b"\0" in text:
         raise genie_api.FatalError(f"{what} holds a zero byte")
     return text
 
 
 def check_status(status: int, *, generated: bool) -> None:
-    """Accept a query that ended because the context was full, with a note.
-
-    Raises:
-        genie_api.GenieError: Nothing was generated: the prompt alone exceeds the context.
-    """
+    """Note that a query ended in a full context; without an answer the prompt exceeds it."""
     if status == genie_api.CONTEXT_EXCEEDED and not generated:
         raise genie_api.GenieError("GenieDialog_query: the prompt exceeds the context and", status)
     if status != 0:
@@ -193,7 +173,7 @@ class TokenClock:
         return True
 
     def json(self) -> str:
-        """Return the query's status, and what was noted, in seconds since it began."""
+        """Return the query's status, and its times in seconds since it began."""
         return json.dumps(
             {
                 "format": 1,
@@ -255,8 +235,8 @@ def ask_embeddings(
     clock: Optional[TokenClock] = None,
 ) -> None:
     """Run one query by embeddings and print the answer as text."""
-    shown = b"%d bytes of embeddings" % len(rows)
-    _print_answer(shown, lambda sink: dialog.embedding_query(rows, lookup, sink), clock)
+    label = b"%d bytes of embeddings" % len(rows)
+    _print_answer(label, lambda sink: dialog.embedding_query(rows, lookup, sink), clock)
 
 
 def _print_answer(
@@ -329,11 +309,7 @@ def write_profile(
 
 
 def write_file(data: bytes, path: str, what: str) -> None:
-    """Write a result atomically.
-
-    Raises:
-        genie_api.FatalError: It cannot be written.
-    """
+    """Write a result atomically."""
     temporary = Path(f"{path}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(data)
@@ -345,11 +321,7 @@ def write_file(data: bytes, path: str, what: str) -> None:
 def query_of(
     options: argparse.Namespace, clock: TokenClock
 ) -> Callable[[genie_api.DialogHandle], None]:
-    """Return the query that the options ask for; its files are read before Genie is loaded.
-
-    Raises:
-        genie_api.FatalError: A file cannot be read, or holds something else.
-    """
+    """Return the query that the options ask for; its files are read before Genie is loaded."""
     if options.tokens_file is not None:
         tokens = parse_tokens(genie_api.read_file(options.tokens_file, "tokens file"))
         if options.fill_file is None:
@@ -379,11 +351,7 @@ def query_of(
 
 
 def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
-    """Do what the options ask for.
-
-    Raises:
-        genie_api.FatalError: A file, the library or Genie failed.
-    """
+    """Run the queries of the options, and write the files that they name."""
     text = c_string(genie_api.read_file(options.config, "configuration"), "the configuration")
     clock = TokenClock(token_bound(text))
     query = query_of(options, clock)

@@ -75,30 +75,30 @@ def function(name: str, began_ns: int, ended_ns: int, args: Dict[str, Any]) -> E
 
 def _calls(profile: Dict[str, Any]) -> List[Event]:
     """Return the calls of Genie's API, with their figures."""
-    found = []
+    events = []
     for component in profile["components"]:
         for call in component["events"]:
             figures = {
                 key: value["value"] for key, value in call.items() if isinstance(value, dict)
             }
             start, stop = int(call["start"]), int(call["stop"])
-            found.append(_event(str(call["type"]), "call", start, stop - start, CALLS, figures))
-    return found
+            events.append(_event(str(call["type"]), "call", start, stop - start, CALLS, figures))
+    return events
 
 
 def _functions(
     profile: Dict[str, Any], calls: Sequence[Event], queries: Sequence[int]
 ) -> List[Event]:
     """Return the functions inside the library, moved onto the clock of the calls."""
-    found = []
+    events = []
     traced = profile.get("traceEvents") or ()  # null where Genie traces nothing, as of embeddings
     origin = _origin(traced, calls, queries)
     for event in traced:
         begin, lasted = int(event["ts"]), int(event["dur"])
         args = {key: value for key, value in event["args"].items() if key != "stackDepth"}
         thread = int(event["tid"])
-        found.append(_event(str(event["name"]), "function", origin + begin, lasted, thread, args))
-    return found
+        events.append(_event(str(event["name"]), "function", origin + begin, lasted, thread, args))
+    return events
 
 
 def _origin(traced: Sequence[Event], calls: Sequence[Event], queries: Sequence[int]) -> int:
@@ -121,13 +121,13 @@ def _origin(traced: Sequence[Event], calls: Sequence[Event], queries: Sequence[i
 def _most(events: List[Event]) -> Tuple[List[Event], int]:
     if len(events) <= MOST_EVENTS:
         return events, 0
-    ranked = sorted(events, key=lambda event: (event["name"] not in _KEPT, -event["dur"]))
-    return ranked[:MOST_EVENTS], len(events) - MOST_EVENTS
+    by_rank = sorted(events, key=lambda event: (event["name"] not in _KEPT, -event["dur"]))
+    return by_rank[:MOST_EVENTS], len(events) - MOST_EVENTS
 
 
 def _tokens(answers: Sequence[Answer]) -> List[Event]:
     """Return each token from its predecessor, or its query, by the callback's clock."""
-    found: List[Event] = []
+    events: List[Event] = []
     number, before = 0, answers[0][0] // 1000 if answers else 0
     for moment, count in answers:
         at = moment // 1000
@@ -135,9 +135,9 @@ def _tokens(answers: Sequence[Answer]) -> List[Event]:
             name = f"token {number + 1}"
             if count > 1:
                 name = f"tokens {number + 1} to {number + count}"
-            found.append(_event(name, "token", before, at - before, TOKENS, {"tokens": count}))
+            events.append(_event(name, "token", before, at - before, TOKENS, {"tokens": count}))
         number, before = number + count, at
-    return found
+    return events
 
 
 def _event(name: str, kind: str, ts: int, dur: int, tid: int, args: Dict[str, Any]) -> Event:

@@ -104,7 +104,7 @@ class GraphPort:
 
     @property
     def grid(self) -> Tuple[str, float, int]:
-        """All that says what a stored value means."""
+        """Meaning of stored values: code, scale and offset."""
         return self.code, self.scale, self.offset
 
 
@@ -196,8 +196,8 @@ class Chain:
         self.outputs: Dict[str, GraphPort] = {}
         for part in self.parts:
             for name, port in part.inputs.items():
-                known = self.inputs.setdefault(name, port)
-                if known.grid != port.grid or known.shape != port.shape:
+                first = self.inputs.setdefault(name, port)
+                if first.grid != port.grid or first.shape != port.shape:
                     raise genie_api.FatalError(f"parts take {name} in two encodings or shapes")
             self.outputs.update(part.outputs)
         self.kv = list(self._caches(contract))
@@ -212,7 +212,7 @@ class Chain:
             raise genie_api.FatalError(f"{self.logits.name} has no row for each of {ar} tokens")
 
     def _caches(self, contract: Contract) -> "Iterator[Cached]":
-        left = list(self.outputs.values())
+        rest = list(self.outputs.values())
         for name, is_key, new in contract.caches(self.inputs):
             past = self.inputs[name]
             axis = len(past.shape) - (1 if is_key else 2)
@@ -220,13 +220,13 @@ class Chain:
             shape = (*past.shape[:axis], self.ar, *past.shape[axis + 1 :])
             alike = [
                 one
-                for one in left
+                for one in rest
                 if (one.grid, one.shape) == (past.grid, shape[::-1] if by_token else shape)
                 and new in (None, one.name)
             ]
             if not alike:
                 raise genie_api.FatalError(f"no output has the new columns of {past.name}")
-            left.remove(alike[0])
+            rest.remove(alike[0])
             sizes = (math.prod(shape[:axis]), math.prod(shape[axis + 1 :]))
             yield Cached(past, alike[0], *sizes, by_token)
 
@@ -243,7 +243,7 @@ class Chain:
 
 
 def _matched(pattern: str, ports: Dict[str, GraphPort]) -> "Iterator[Tuple[Any, GraphPort]]":
-    """Yield the ports whose names a contract's expression matches, and the matches."""
+    """Yield the ports with names that a contract's expression matches, and the matches."""
     for name, port in ports.items():
         match = re.fullmatch(pattern, name)
         if match is not None:
@@ -251,17 +251,17 @@ def _matched(pattern: str, ports: Dict[str, GraphPort]) -> "Iterator[Tuple[Any, 
 
 
 def _in_order(parts: Sequence[Graph]) -> List[Graph]:
-    """Sort parts so that each comes after those whose outputs it takes."""
-    left = list(parts)
-    ordered: List[Graph] = []
-    while left:
-        made = {name for part in left for name in part.outputs}
-        first = next((part for part in left if not made & part.inputs.keys()), None)
+    """Sort parts so that each comes after those that make its inputs."""
+    rest = list(parts)
+    order: List[Graph] = []
+    while rest:
+        outputs = {name for part in rest for name in part.outputs}
+        first = next((part for part in rest if not outputs & part.inputs.keys()), None)
         if first is None:
             raise genie_api.FatalError("the parts of the model take each other's outputs")
-        left.remove(first)
-        ordered.append(first)
-    return ordered
+        rest.remove(first)
+        order.append(first)
+    return order
 
 
 class Memory:
@@ -320,11 +320,11 @@ class KvBuffers:
             return
         for past, _, rows, unit, _ in chain.kv:
             buffer, old, new = self._memory.of(past), self._slots * unit, slots * unit
-            kept = min(self.n_past * unit, old, new)
-            empty = _zeros(past, new - kept)
+            overlap = min(self.n_past * unit, old, new)
+            empty = _zeros(past, new - overlap)
             # In the order in which no row is overwritten before it has moved.
             for row in range(rows) if new < old else reversed(range(rows)):
-                columns = array.array(past.code, buffer[row * old : row * old + kept].tobytes())
+                columns = array.array(past.code, buffer[row * old : row * old + overlap].tobytes())
                 buffer[row * new : (row + 1) * new] = columns + empty
         self._slots = slots
 
@@ -386,7 +386,7 @@ class Rotations:
 
 
 def _divisors(scaling: Dict[str, Any], frequencies: List[float], context: int) -> List[float]:
-    """Return by what a scaling divides each frequency."""
+    """Return the divisor of each frequency for a scaling."""
     kind = scaling["rope-type"]
     if kind == "default":
         return [1.0] * len(frequencies)
@@ -449,11 +449,7 @@ class EmbeddingTable:
 
 
 def map_file(path: str) -> mmap.mmap:
-    """Map a file, whose pages the system may drop again.
-
-    Raises:
-        genie_api.FatalError: it cannot be read, or is empty.
-    """
+    """Map a file, so that the system may drop its pages again."""
     try:
         with open(path, "rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -476,11 +472,7 @@ class Settings(NamedTuple):
 
     @classmethod
     def read(cls, path: str) -> "Settings":
-        """Read a configuration.
-
-        Raises:
-            genie_api.FatalError: it cannot be read, or asks for what graphs alone do not do.
-        """
+        """Read a configuration, and refuse one that needs more than graphs."""
         try:
             dialog = json.loads(genie_api.read_file(path, "configuration"))["dialog"]
             return cls._of(dialog)
@@ -525,7 +517,7 @@ class Settings(NamedTuple):
 
 
 class ChainCall(NamedTuple):
-    """A call of a chain, whose outputs lie in memory until the next one.
+    """A call of a chain; its outputs lie in memory until the next one.
 
     Attributes:
         first: position of its first token.
@@ -610,23 +602,23 @@ class LoadedModel:
         Raises:
             genie_api.FatalError: the context has no room for them.
         """
-        done = 0
-        while done < len(tokens):
+        count = 0
+        while count < len(tokens):
             self._stop.check()
-            chain = self._choose(len(tokens) - done)
-            chunk = tokens[done : done + chain.ar]
+            chain = self._choose(len(tokens) - count)
+            chunk = tokens[count : count + chain.ar]
             first = self.cache.n_past
             self.cache.lay_out(chain)
-            padded = [*chunk, *[self.settings.padding] * (chain.ar - len(chunk))]
+            call_tokens = [*chunk, *[self.settings.padding] * (chain.ar - len(chunk))]
             for port, fill in self._fillers[chain]:
-                self.memory.write(port, fill(first, padded))
+                self.memory.write(port, fill(first, call_tokens))
             spans = []
             for part in chain.parts:
                 began = time.monotonic_ns()
                 part.run()
                 spans.append((part.name, began, time.monotonic_ns()))
             self.cache.append(chain, len(chunk))
-            done += len(chunk)
+            count += len(chunk)
             yield ChainCall(chain, first, len(chunk), spans)
 
     def logits(self, call: ChainCall, row: int) -> View:
@@ -638,8 +630,8 @@ class LoadedModel:
     def _choose(self, left: int) -> Chain:
         """Choose the smallest graph that takes all tokens that are left, else the largest.
 
-        Of several context lengths, the shortest is taken whose cache holds the new tokens, too: so
-        does Genie 1.21. Nothing follows a token that fills the longest.
+        Of several context lengths, the shortest with room for the new tokens, too, is taken, as by
+        Genie 1.21. Nothing follows a token that fills the longest.
         """
         n_past = self.cache.n_past
         fitting = [chain for chain in self.chains if chain.slots >= n_past]
@@ -658,10 +650,7 @@ class LoadedModel:
                 yield port, fill
 
     def _filler(self, chain: Chain, port: GraphPort) -> "Optional[Filler]":
-        """Return what makes an input of a call from its first position and its tokens.
-
-        None for what needs nothing: caches, what parts hand each other, and zeros.
-        """
+        """Return the maker of an input; None for caches, zeros, and outputs of other parts."""
         contract, settings = self.contract, self.settings
 
         def matches(pattern: str) -> Any:
@@ -712,14 +701,15 @@ def _mask_filler(port: GraphPort, slots: int) -> Filler:
     least, most = BOUNDS.get(port.code, (_MASKED, 0.0))
     if port.is_half:
         least = port.stored(_MASKED_HALF)
-    known = port.scale or port.is_half
-    is_open = array.array(port.code, [port.stored(0.0) if known else most]).tobytes()
-    closed = array.array(port.code, [least]).tobytes()
+    on_grid = port.scale or port.is_half
+    is_open = array.array(port.code, [port.stored(0.0) if on_grid else most]).tobytes()
+    is_closed = array.array(port.code, [least]).tobytes()
 
     def fill(first: int, _tokens: Sequence[int]) -> bytes:
-        past = is_open * first + closed * (slots - first)
+        past = is_open * first + is_closed * (slots - first)
         return b"".join(
-            past + is_open * (row + 1) + closed * (columns - slots - row - 1) for row in range(rows)
+            past + is_open * (row + 1) + is_closed * (columns - slots - row - 1)
+            for row in range(rows)
         )
 
     return fill
@@ -727,8 +717,8 @@ def _mask_filler(port: GraphPort, slots: int) -> Filler:
 
 def _binary(path: str) -> Any:
     """Map a context binary as an array of ctypes."""
-    mapped = map_file(path)
-    return (ctypes.c_char * len(mapped)).from_buffer(mapped)
+    content = map_file(path)
+    return (ctypes.c_char * len(content)).from_buffer(content)
 
 
 def _chains(parts: Sequence[Sequence[Graph]], contract: Contract) -> List[Chain]:

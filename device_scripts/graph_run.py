@@ -40,11 +40,7 @@ OpPackage = Tuple[str, str, str]
 
 
 def op_package(text: str) -> OpPackage:
-    """Read PATH:PROVIDER or PATH:PROVIDER:TARGET.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Read PATH:PROVIDER or PATH:PROVIDER:TARGET; raises `ValueError`."""
     words = text.split(":")
     if len(words) not in (2, 3) or not all(words):
         raise ValueError(text)
@@ -115,8 +111,8 @@ class Dump:
         if self._calls != self._step + 1:
             return
         chain = call.chain
-        changed = {one.past.name for one in chain.kv}  # the call's columns are in it by now
-        ports = {name: port for name, port in chain.inputs.items() if name not in changed}
+        caches = {one.past.name for one in chain.kv}  # the call's columns are in it by now
+        ports = {name: port for name, port in chain.inputs.items() if name not in caches}
         ports.update(chain.outputs)
         described = [
             {
@@ -154,9 +150,9 @@ class TimeRecorder:
     def call(self, call: graph_model.ChainCall) -> None:
         """Note the graphs of a call."""
         facts = {"ar": call.chain.ar, "cl": call.chain.cl, "first": call.first}
-        for name, began, ended in call.spans:
+        for name, began, end in call.spans:
             self._calls.append(
-                genie_trace.function(name, began, ended, {**facts, "tokens": call.tokens})
+                genie_trace.function(name, began, end, {**facts, "tokens": call.tokens})
             )
 
     def profile(self) -> bytes:
@@ -252,8 +248,6 @@ def answer_query(
     tokens = read_tokens(options.tokens_file, model)
     fill = read_tokens(options.fill_file, model) if options.fill_file else []
     most = genie_t2t_run.answer_bound(genie_api.read_file(options.config, "configuration"))
-    if not model.settings.greedy:
-        raise genie_api.FatalError("it chooses greedily: set top-k of the sampler to 1")
     begin = [model.settings.bos] if model.settings.bos >= 0 else []
     if fill:
         for _ in model.feed([*begin, *fill]):
@@ -275,21 +269,13 @@ def answer_query(
 
 
 def read_tokens(path: str, model: graph_model.LoadedModel) -> List[int]:
-    """Return the ids of a tokens file.
-
-    Raises:
-        genie_api.FatalError: it holds none, or one outside of the vocabulary.
-    """
+    """Return the ids of a tokens file."""
     tokens = genie_t2t_run.parse_tokens(genie_api.read_file(path, "tokens file"))
     return checked(tokens, model)
 
 
 def checked(tokens: List[int], model: graph_model.LoadedModel) -> List[int]:
-    """Return tokens that are all in the vocabulary.
-
-    Raises:
-        genie_api.FatalError: one is not.
-    """
+    """Return tokens, and refuse one outside of the vocabulary."""
     size = model.settings.vocabulary
     for token in tokens:
         if type(token) is not int or not 0 <= token < size:
@@ -323,11 +309,8 @@ class Floats:
         total = sum(map(self._weights.__getitem__, indices))
         if total > 0.0:
             return math.log(total) + self._top - self._reals[indices[token]]
-        top = self._reals[max(indices)]  # all weights were too small for a float
-        reals = (self._reals[index] for index in indices)
-        return (
-            math.log(sum(math.exp(one - top) for one in reals)) + top - self._reals[indices[token]]
-        )
+        # All weights were too small for a float.
+        return _loss([self._reals[index] for index in indices], token)
 
     def _indices(self, logits: graph_model.View) -> Sequence[int]:
         values = logits.tolist()
@@ -342,7 +325,7 @@ def _loss(logits: Sequence[float], token: int) -> float:
 def decode_windows(
     options: argparse.Namespace, model: graph_model.LoadedModel, recorder: TimeRecorder
 ) -> None:
-    """Decode texts step by step, with the tokens of the text whatever the logits say."""
+    """Decode texts step by step, with the tokens of the text in place of the likeliest."""
     windows = genie_logits.read_windows(options.windows)
     begin = [model.settings.bos] if model.settings.bos >= 0 else []
     floats = Floats(model.chains[0].logits)
@@ -444,13 +427,10 @@ def print_node_cycles(model: graph_model.LoadedModel, repetitions: int) -> None:
 
 
 def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
-    """Do what the options ask for.
-
-    Raises:
-        genie_api.FatalError: a file or the model is at fault.
-        RefusedError: a library or QNN refused.
-    """
+    """Load the model and do one of the works of the options."""
     settings = graph_model.Settings.read(options.config)
+    if options.tokens_file is not None and not settings.greedy:
+        raise genie_api.FatalError("it chooses greedily: set top-k of the sampler to 1")
     recorder = TimeRecorder()
     began = time.monotonic_ns()
     level = genie_api.LOG_LEVELS[options.log or "error"]
@@ -493,7 +473,7 @@ def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Sto
 
 
 def divert_libraries() -> None:
-    """Send what libraries print to stderr, apart from answers; some log past the API."""
+    """Send the output of libraries to stderr, apart from answers; some log past the API."""
     sys.stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
