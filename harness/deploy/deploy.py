@@ -38,7 +38,7 @@ def deploy(
     on_progress: Progress | None = None,
     policy: EvictionPolicy | None = None,
 ) -> Deployment:
-    """Make a run folder on `device` that holds `files`, pushing what the device does not hold.
+    """Make a run folder on `device` out of `files`, pushing contents that the device lacks.
 
     Contents that an interrupted deployment had pushed whole are not pushed again. On a full device,
     contents of the store that no run and no deployment uses are evicted, if that is enough.
@@ -53,10 +53,9 @@ def deploy(
 
     Raises:
         HostFileError: a file cannot be read, or has a name that no run folder can hold.
-        DeviceFullError: what is missing does not fit, not even after an eviction.
+        DeviceFullError: the missing contents do not fit, not even after an eviction.
         DeploymentCorruptError: a file arrived with another content.
-        DeviceCommandError: the device lacks what is needed, or the run exists.
-        DeviceLostError, DeviceTimeoutError: see `Device`.
+        DeviceCommandError: the device lacks a tool, or the run exists.
     """
     deadline = Deadline.for_device(device.serial, "deployment", timeout_s)
     stages: dict[str, float] = {}
@@ -64,29 +63,28 @@ def deploy(
     def end_stage(name: str) -> None:
         stages[name] = deadline.elapsed_s - sum(stages.values())
 
-    planned = _plan(files)
-    contents = {item.digest: item.file.path for item in planned}
+    plan = _plan(files)
+    contents = {item.digest: item.file.path for item in plan}
     end_stage("hash on the host")
     scripts_dir = ensure_scripts(device, deadline)
     end_stage("scripts")
     with DeviceStore(device, scripts_dir, deadline, policy or EvictionPolicy()) as store:
-        held = store.holds(list(contents))
-        missing = {d: path for d, path in contents.items() if d.sha256 not in held}
+        answers = store.holds(list(contents))
+        new = {d: path for d, path in contents.items() if d.sha256 not in answers}
         end_stage("look for contents")
-        room = store.add(missing, on_progress)
+        room = store.add(new, on_progress)
         end_stage("push contents")
-        run_dir = store.link(run_id, [(i.name, i.digest, i.file.executable) for i in planned])
+        run_dir = store.link(run_id, [(i.name, i.digest, i.file.executable) for i in plan])
         end_stage("link the run folder")
-    pushed_bytes = sum(digest.size for digest in missing)
-    adopted = {sha256 for sha256, answer in held.items() if answer == "adopted"}
+    pushed_bytes = sum(digest.size for digest in new)
+    adopted = {sha256 for sha256, answer in answers.items() if answer == "adopted"}
     return Deployment(
         serial=device.serial,
         run_id=run_id,
         scripts_dir=scripts_dir,
         run_dir=run_dir,
         files=tuple(
-            DeployedFile(i.name, i.digest.sha256, i.digest.size, i.digest in missing)
-            for i in planned
+            DeployedFile(i.name, i.digest.sha256, i.digest.size, i.digest in new) for i in plan
         ),
         pushed_bytes=pushed_bytes,
         reused_bytes=sum(digest.size for digest in contents) - pushed_bytes,
@@ -98,13 +96,9 @@ def deploy(
 
 
 def remove_run(device: Device, run_id: str, *, timeout_s: float = 60.0) -> None:
-    """End whatever of a run still lives on `device` and remove its folder; the store stays.
+    """Kill the processes of a run and remove its folder; the store stays.
 
     A run that is not there is no error.
-
-    Raises:
-        DeviceCommandError: something of it cannot be killed or removed.
-        DeviceLostError, DeviceTimeoutError: see `Device`.
     """
     deadline = Deadline.for_device(device.serial, f"removal of run {run_id}", timeout_s)
     scripts_dir = ensure_scripts(device, deadline)
@@ -118,26 +112,22 @@ def store_usage(device: Device, *, timeout_s: float = 30.0) -> StoreUsage:
 
 
 def evict(device: Device, policy: EvictionPolicy, *, timeout_s: float = 60.0) -> Room:
-    """Bring the content store of `device` within `policy`, if what is not in use is enough.
+    """Bring the content store of `device` within `policy` by evicting unused contents.
 
     Contents are removed in the order of their last use, the oldest first. `Room.met` tells whether
     that was enough; if not, nothing is removed.
-
-    Raises:
-        DeviceCommandError: the device lacks what is needed, or nothing was ever deployed to it.
-        DeviceLostError, DeviceTimeoutError: see `Device`.
     """
     deadline = Deadline.for_device(device.serial, "eviction", timeout_s)
     return make_room(device, ensure_scripts(device, deadline), deadline, policy, 0)
 
 
 def _plan(files: Mapping[str, DeployFile | Path]) -> list[_Planned]:
-    named = {n: f if isinstance(f, DeployFile) else DeployFile(f) for n, f in files.items()}
-    for name in named:
+    deploy_files = {n: f if isinstance(f, DeployFile) else DeployFile(f) for n, f in files.items()}
+    for name in deploy_files:
         if not can_be_named(name):
             raise HostFileError(name, "this cannot be a file's name inside a run folder")
-    digests = hash_files({file.path for file in named.values()})
-    return [_Planned(name, file, digests[file.path]) for name, file in named.items()]
+    digests = hash_files({file.path for file in deploy_files.values()})
+    return [_Planned(name, file, digests[file.path]) for name, file in deploy_files.items()]
 
 
 def can_be_named(name: str) -> bool:

@@ -41,9 +41,9 @@ class Deployment:
         scripts_dir: the folder on the device that holds `run.sh` and its siblings.
         run_dir: the run folder on the device: links into the store, by the files' names.
         pushed_bytes: a content that has several names is pushed, and counts, once.
-        reused_bytes: likewise; what the device held already.
+        reused_bytes: likewise, of contents that the device held already.
         resumed_bytes: the part of `reused_bytes` that an interrupted deployment had pushed.
-        evicted_bytes: what went from the device's store to make room.
+        evicted_bytes: size of the contents that were evicted from the store to make room.
         elapsed_s: from the first hash on the host to the finished run folder.
         stages: its stages in their order, with the seconds that each took.
     """

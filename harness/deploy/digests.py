@@ -24,7 +24,7 @@ _SLOWEST_BYTES_PER_S = 5_000_000
 
 
 def hash_files(paths: Iterable[Path], memo: Path | None = None) -> dict[Path, FileDigest]:
-    """Return the digests of `paths`, from the memo where the file is what it was.
+    """Return the digests of `paths`, those of unchanged files from the memo.
 
     Raises:
         HostFileError: a file is missing, unreadable or not regular, or changed meanwhile.

@@ -40,20 +40,16 @@ class StoreUsage:
 
 
 def read_usage(device: Device, deadline: Deadline) -> StoreUsage:
-    """Return the contents of the store, without hashing them.
-
-    Raises:
-        DeviceLostError, DeviceTimeoutError: see `Device`.
-    """
+    """Return the contents of the store, without hashing them."""
     script = (
         f"cd {shlex.quote(device.work_root)}/store 2>/dev/null || exit 0\n"
         "find . -maxdepth 1 -type f -exec stat -c '%n %s %Z' {} +\n"
         "[ ! -d .memo ] || find .memo -type f -exec stat -c '%n %Y' {} +"
     )
     lines = device.shell(script, timeout_s=deadline.at_most(STEP_S)).stdout.splitlines()
-    used = {m[1]: int(m[2]) for m in map(_MEMO.fullmatch, lines) if m}
+    used_at = {m[1]: int(m[2]) for m in map(_MEMO.fullmatch, lines) if m}
     contents = filter(None, map(_CONTENT.fullmatch, lines))
-    entries = [StoreEntry(m[1], int(m[2]), used.get(m[1], int(m[3]))) for m in contents]
+    entries = [StoreEntry(m[1], int(m[2]), used_at.get(m[1], int(m[3]))) for m in contents]
     return StoreUsage(tuple(sorted(entries, key=lambda entry: entry.used_at)))
 
 
@@ -72,7 +68,7 @@ class EvictionPolicy:
 
     Attributes:
         keep_free_bytes: stays free after the push.
-        max_store_bytes: what the content store may grow to; `None`: as far as there is room.
+        max_store_bytes: limit of the content store; `None`: as far as there is room.
             Deployments at the same time ask each for itself, and may pass it together until the
             next one.
     """
@@ -87,8 +83,8 @@ class Room:
 
     Attributes:
         free_bytes: `None` where the device does not tell.
-        evictable_bytes: what is in the store, and neither a run nor a deployment uses it.
-        evicted_files: what went, and how many bytes it had.
+        evictable_bytes: contents of the store that neither a run nor a deployment uses.
+        evicted_files: number of evicted contents.
         met: whether there is as much room as was asked for.
     """
 
@@ -115,10 +111,6 @@ def make_room(
     """Evict the least recently used contents until `incoming_bytes` more fit, if that helps.
 
     Contents that a run folder links to, or that a deployment under way needs, stay.
-
-    Raises:
-        DeviceCommandError: the device lacks what is needed.
-        DeviceLostError, DeviceTimeoutError: see `Device`.
     """
     limit = policy.max_store_bytes
     words = [

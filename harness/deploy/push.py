@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from harness.clock import Deadline
 from harness.deploy.digests import FileDigest
@@ -42,59 +40,42 @@ Verify = Callable[[Sequence[FileDigest]], None]
 """Hashes contents on the device and moves the good ones into the store; raises for the others."""
 
 
-class VerifiedPush(AbstractContextManager["VerifiedPush"]):
-    """Pushes on the caller's thread; hashing on the device is waited for on another.
+def push_verified(
+    device: Device,
+    deadline: Deadline,
+    contents: Mapping[FileDigest, Path],
+    folder: str,
+    verify: Verify,
+    on_progress: Progress | None,
+) -> None:
+    """Bring all of `contents` to `folder` on the device under their hashes, and verify them.
 
-    When the block is left by an error, a hashing under way is not waited for: it does no harm.
+    Pushes run on the caller's thread; hashing on the device is waited for on another. After an
+    error, a hashing under way is not waited for: it does no harm.
+
+    Raises:
+        DeploymentCorruptError: one arrived with another content; later ones are not pushed.
     """
+    total = sum(digest.size for digest in contents)
+    total_sent = 0
+    hashings: list[Future[None]] = []
 
-    def __init__(self, device: Device, deadline: Deadline, verify: Verify) -> None:
-        self._device = device
-        self._deadline = deadline
-        self._verify = verify
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="verify")
-        self._verified: list[Future[None]] = []
+    def progress(count: int) -> None:
+        nonlocal total_sent
+        total_sent += count
+        for hashing in hashings:
+            if hashing.done():
+                hashing.result()
+        if on_progress:
+            on_progress(total_sent, total)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self._worker.shutdown(wait=error is None, cancel_futures=error is not None)
-
-    def push(
-        self, contents: Mapping[FileDigest, Path], folder: str, on_progress: Progress | None
-    ) -> None:
-        """Bring all of `contents` to `folder` on the device under their hashes, and verify them.
-
-        Raises:
-            DeploymentCorruptError: one arrived as something else; what follows is not pushed.
-            HarnessError: see `Device.push_many`.
-        """
-        total = sum(digest.size for digest in contents)
-        sent = 0
-
-        def progress(count: int) -> None:
-            nonlocal sent
-            sent += count
-            self._raise_failures()
-            if on_progress:
-                on_progress(sent, total)
-
+    worker = ThreadPoolExecutor(1, thread_name_prefix="verify")
+    try:
         for batch in batches(contents):
             items = [PushItem(contents[d], f"{folder}/{d.sha256}") for d in batch]
-            self._device.push_many(
-                items, timeout_s=self._deadline.remaining(), on_progress=progress
-            )
-            self._verified.append(self._worker.submit(self._verify, batch))
-        for verified in self._verified:
-            verified.result()
-
-    def _raise_failures(self) -> None:
-        for verified in self._verified:
-            if verified.done():
-                verified.result()
+            device.push_many(items, timeout_s=deadline.remaining(), on_progress=progress)
+            hashings.append(worker.submit(verify, batch))
+        for hashing in hashings:
+            hashing.result()
+    finally:
+        worker.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Our shell scripts on a device; they are what checks all else there.
+"""Our shell scripts on a device, which check all other files there.
 
 They live in `WORK_ROOT/scripts/DIGEST`, so that hosts with different versions of them share a
 device. Before each use they are hashed on the device, by a tool of its own.
@@ -49,8 +49,8 @@ class ScriptSet:
 def installed_scripts() -> ScriptSet:
     """Return all of `device_scripts/*.sh`."""
     folder = resources.files("device_scripts")
-    found = [entry for entry in folder.iterdir() if entry.name.endswith(".sh")]
-    return ScriptSet(tuple(sorted((entry.name, entry.read_bytes()) for entry in found)))
+    entries = [entry for entry in folder.iterdir() if entry.name.endswith(".sh")]
+    return ScriptSet(tuple(sorted((entry.name, entry.read_bytes()) for entry in entries)))
 
 
 def scripts_folder(work_root: str) -> str:
@@ -61,18 +61,17 @@ def scripts_folder(work_root: str) -> str:
 def intact(folder: str) -> str:
     """Return a condition for a device's shell: `folder` holds the scripts, each as we have it."""
     hashes = installed_scripts().hashes
-    wanted = "\n".join(f"{sha256}  {name}" for name, sha256 in hashes.items())
-    found = f"$(exec 2>/dev/null; {hash_command(folder, hashes)})"
-    return f'[ "{found}" = {shlex.quote(wanted)} ]'
+    lines = "\n".join(f"{sha256}  {name}" for name, sha256 in hashes.items())
+    output = f"$(exec 2>/dev/null; {hash_command(folder, hashes)})"
+    return f'[ "{output}" = {shlex.quote(lines)} ]'
 
 
 def ensure_scripts(device: Device, deadline: Deadline) -> str:
-    """Return the folder on the device that holds the scripts, after they have been brought there.
+    """Push the scripts where they are missing or damaged, and return their folder on the device.
 
     Raises:
-        DeploymentCorruptError: what arrived is not what was sent.
+        DeploymentCorruptError: a script arrived with another content.
         DeviceUnsupportedError: the device cannot hash files.
-        DeviceError: the device failed otherwise.
     """
     scripts = installed_scripts()
     folder = scripts_folder(device.work_root)
@@ -88,8 +87,8 @@ def ensure_scripts(device: Device, deadline: Deadline) -> str:
 
 def _wrong(device: Device, folder: str, scripts: ScriptSet, deadline: Deadline) -> list[str]:
     """Return the names of the scripts that `folder` lacks or has with another content."""
-    found = hashes_on(device, folder, scripts.hashes, timeout_s=deadline.at_most(STEP_S))
-    return [name for name, sha256 in scripts.hashes.items() if found.get(name) != sha256]
+    device_hashes = hashes_on(device, folder, scripts.hashes, timeout_s=deadline.at_most(STEP_S))
+    return [name for name, sha256 in scripts.hashes.items() if device_hashes.get(name) != sha256]
 
 
 def _push(device: Device, folder: str, scripts: ScriptSet, deadline: Deadline) -> None:

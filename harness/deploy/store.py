@@ -2,10 +2,10 @@
 
 Files are pushed into an area of one deployment alone, `incoming/RANDOM`, and moved into the store
 by `verify.sh -a`, which hashes each on the device first. So an interruption at any point leaves no
-bad entry, and several hosts may fill one store. What had arrived whole before an interruption is
-found by `verify.sh -a` of any later deployment, which hashes it and takes it.
+bad entry, and several hosts may fill one store. Files that had arrived whole before an interruption
+are found by `verify.sh -a` of any later deployment, which hashes and takes them.
 
-The area also holds the list of what the deployment wants: `evict.sh` leaves that alone.
+The area also holds the list of the deployment's contents, which `evict.sh` leaves alone.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from typing import Self
 from harness.clock import Deadline
 from harness.deploy.digests import STEP_S, FileDigest, hashes_on, hashing_s
 from harness.deploy.eviction import EvictionPolicy, Room, bytes_on_disk, make_room, require_room
-from harness.deploy.push import Progress, VerifiedPush
+from harness.deploy.push import Progress, push_verified
 from harness.devices.device import Device
 from harness.errors import (
     DeploymentCorruptError,
@@ -74,7 +74,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         """Return the contents that the device holds, hashed there: `ok` or `adopted` by SHA-256.
 
         `adopted`: an interrupted deployment had pushed it. From here on, nothing of `contents` is
-        evicted. What is there under a right name with a wrong content is removed.
+        evicted. Entries of the store with a wrong content are removed.
 
         Raises:
             DeviceFullError: not even a list can be written.
@@ -99,7 +99,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
     def add(
         self, contents: Mapping[FileDigest, Path], on_progress: Progress | None = None
     ) -> Room | None:
-        """Bring files of this host into the store; gives what had to go for them.
+        """Bring files of this host into the store; gives the room that was made for them.
 
         Raises:
             DeviceFullError: they do not fit.
@@ -116,8 +116,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
             self._adopt(batch, contents)
 
         try:
-            with VerifiedPush(self._device, self._deadline, verify) as pipeline:
-                pipeline.push(contents, folder, on_progress)
+            push_verified(self._device, self._deadline, contents, folder, verify, on_progress)
         except DeviceFullError:
             raise self._full(needed) from None
         return room
@@ -140,7 +139,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         return folder[1]
 
     def _adopt(self, batch: Sequence[FileDigest], contents: Mapping[FileDigest, Path]) -> None:
-        """Move what has arrived into the store, each file after it was hashed there."""
+        """Move files from the area into the store, each after it was hashed there."""
         script = (
             f"cd {self._root} && touch incoming/{self._area}/.wants || exit\n"
             f"exec {self._script('verify.sh')} -a ."
@@ -150,13 +149,15 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
             if answers.get(digest.sha256) not in {"ok", "adopted"}:
                 folder = f"{self._device.work_root}/incoming/{self._area}"
                 name, left_s = digest.sha256, self._deadline.at_most(hashing_s([digest]))
-                found = hashes_on(self._device, folder, [name], timeout_s=left_s).get(name, "")
+                device_hash = hashes_on(self._device, folder, [name], timeout_s=left_s).get(
+                    name, ""
+                )
                 raise DeploymentCorruptError(
-                    self._device.serial, contents[digest].name, digest.sha256, found
+                    self._device.serial, contents[digest].name, digest.sha256, device_hash
                 )
 
     def _settle(self, keep: Sequence[FileDigest]) -> None:
-        """Keep what has arrived whole; the rest goes, and the list with it."""
+        """Keep the files that have arrived whole, and remove the rest and the list."""
         script = (
             f"cd {self._root}/incoming && mkdir {self._area}.kept || exit\n"
             "while read -r sha size; do\n"
