@@ -13,10 +13,10 @@ class CommandResult:
     """Result of a command on a device.
 
     Attributes:
-        stdout: decoded as UTF-8, what is none replaced; a note marks what was left out of an
-            output longer than was asked for.
+        stdout: decoded as UTF-8, other bytes replaced; a note stands for the middle of an output
+            longer than was asked for.
         left: processes that went on with its output open when it had ended, as `PID COMMAND`;
-            what they write from then on is lost.
+            their later output is lost.
     """
 
     exit_status: int
@@ -27,7 +27,7 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class Battery:
-    """Charge in percent, temperature in degrees Celsius; `None` what the device does not tell."""
+    """Charge in percent, temperature in degrees Celsius; `None` where the device does not tell."""
 
     level_percent: float | None
     temperature_c: float | None
@@ -45,11 +45,11 @@ class DeviceProperties:
         hexagon: its Hexagon architecture, e.g. `v79`, where the SoC is in the catalog.
         emulator: whether it has no Hexagon processor: Android says that it runs on no hardware,
             or the machine is not of ARM's kind.
-        free_bytes: what may still be written under the work root.
+        free_bytes: free space under the work root.
         system: the operating system in its own words, e.g. `Android 15`, `Debian GNU/Linux 12`.
         build: the build's name, `ro.build.display.id`.
         fingerprint: `ro.build.fingerprint`; of a Linux machine, its kernel.
-        ram_bytes: memory that the kernel manages, which is less than what the maker states.
+        ram_bytes: memory that the kernel manages, less than the maker states.
         page_bytes: size of its memory pages.
         clocks: limits of the processor clocks in Hz, by `cpu_cap_hz:CPU` (allowed now) and
             `cpu_max_hz:CPU` (of the hardware); the lowest CPU of those that share a clock names it.

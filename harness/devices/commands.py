@@ -42,7 +42,7 @@ def command_line(command: str | Sequence[str], env: Mapping[str, str] | None = N
 
 
 class BoundedOutput:
-    """Keeps the beginning and the end of a stream, and counts what it left out between them."""
+    """Keeps the beginning and the end of a stream, and counts the bytes left out between them."""
 
     def __init__(self, limit: int) -> None:
         self._half = max(1, limit // 2)
@@ -51,7 +51,7 @@ class BoundedOutput:
         self.dropped = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what the stream brought."""
+        """Take the next bytes of the stream."""
         room = self._half - len(self._head)
         self._head += data[:room]
         self._tail += data[room:]
@@ -64,7 +64,7 @@ class BoundedOutput:
         del self._tail[:excess]
 
     def text(self) -> str:
-        """Return what was kept, as text; a line in the middle tells what was not."""
+        """Return the kept bytes as text; a line in the middle counts the others."""
         self._trim()
         if not self.dropped:
             return (self._head + self._tail).decode("utf-8", "replace")
@@ -73,7 +73,7 @@ class BoundedOutput:
 
 
 class Tee:
-    """A sink that keeps what it gets, and shows it to somebody as it comes."""
+    """A sink that keeps output, and hands it on as it comes."""
 
     def __init__(self, kept: BoundedOutput, on_output: Callable[[bytes], None]) -> None:
         self._kept = kept
@@ -91,9 +91,9 @@ class Job:
     Closing a connection ends a command on no transport for certain: adbd hangs up the shell alone,
     an OpenSSH server nothing. So a job's processes carry a mark; see `device_scripts/marked.sh`.
 
-    Neither does the end of a command end its output: adbd and OpenSSH servers wait for whatever
-    holds that. So a shell of ours stays behind, tells the line's exit status on both streams, also
-    of a death by a signal, and is the last of the job to write there in order.
+    Neither does the end of a command end its output: adbd and OpenSSH servers wait for all
+    processes that hold it. So a shell of ours stays behind, tells the line's exit status on both
+    streams, also of a death by a signal, and is the last of the job to write there in order.
 
     Attributes:
         started: whether it has greeted, so that it runs on the device.
@@ -127,13 +127,13 @@ class Job:
         The shell's own messages, as that a line was killed, go nowhere.
         """
         marks = f'export {MARKS}="${MARKS} job:{self.token}"; '
-        run = shlex.join(["sh", "-c", self._line])
+        command = shlex.join(["sh", "-c", self._line])
         end = f'"qnnfarm-end {self.token} $qnnfarm_status"'
-        run = (
-            f"exec 3>&2 2>/dev/null; (exec {run} 2>&3 3>&-)\nqnnfarm_status=$?\n"
+        command = (
+            f"exec 3>&2 2>/dev/null; (exec {command} 2>&3 3>&-)\nqnnfarm_status=$?\n"
             f"echo {end}; echo {end} >&3; exit $qnnfarm_status"
         )
-        return f"echo qnnfarm-job {self.token}; " + command_line(marks + run, self._env)
+        return f"echo qnnfarm-job {self.token}; " + command_line(marks + command, self._env)
 
     @property
     def kill_script(self) -> str:
@@ -170,10 +170,10 @@ def _marked_library() -> str:
 
 
 class JobOutput:
-    """One stream of a job, from its greeting to its farewell, and what others write after that.
+    """One stream of a job, from its greeting to its farewell, and later output of others.
 
-    What comes before the greeting was written by the start files of the user's shell, and is
-    dropped; where no greeting comes, everything is passed on.
+    Output before the greeting comes from the start files of the user's shell, and is dropped;
+    where no greeting comes, everything is passed on.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class JobOutput:
         self._ended = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what the stream brought."""
+        """Take the next bytes of the stream."""
         if self._begin is None:
             self._pass(bytes(data))
             return
@@ -205,10 +205,10 @@ class JobOutput:
         self._pass(begin)
 
     def close(self) -> None:
-        """Pass on what is still held back, as nothing more will come."""
-        held = bytes(self._begin or b"") + self._held
+        """Pass on the bytes that are still held back, as nothing more will come."""
+        data = bytes(self._begin or b"") + self._held
         self._begin, self._held = None, b""
-        self._give(held)
+        self._give(data)
 
     def _pass(self, data: bytes) -> None:
         """Pass data on, but hold back an end that may be the beginning of the farewell."""
@@ -218,9 +218,9 @@ class JobOutput:
             return
         before, farewell, rest = data.partition(self._farewell)
         if not farewell:
-            kept = _overlap(data, self._farewell)
-            self._held = data[len(data) - kept :]
-            self._give(data[: len(data) - kept])
+            overlap = _overlap(data, self._farewell)
+            self._held = data[len(data) - overlap :]
+            self._give(data[: len(data) - overlap])
             return
         digits, newline, after = rest.partition(b"\n")
         if not newline and len(digits) <= _MOST_DIGITS:
@@ -249,10 +249,7 @@ class Leftovers:
     """Jobs of a device that ended by an exception, until they are certainly killed. Thread-safe."""
 
     def __init__(self, kill: Callable[[Job, float], bool]) -> None:
-        """`kill` kills a job within so many seconds, and returns whether that is certain.
-
-        What it raises, `kill` of this raises, too.
-        """
+        """`kill` kills a job within so many seconds, and returns whether that is certain."""
         self._kill = kill
         self._jobs: list[Job] = []
         self._lock = threading.Lock()
@@ -265,13 +262,13 @@ class Leftovers:
     def kill(self, timeout_s: float) -> None:
         """Kill all jobs, stopping at the first that cannot be; each may take `timeout_s`."""
         while job := self._pop():
-            done = False
+            success = False
             try:
-                done = self._kill(job, timeout_s)
+                success = self._kill(job, timeout_s)
             finally:
-                if not done:
+                if not success:
                     self.add(job)
-            if not done:
+            if not success:
                 return
 
     def _pop(self) -> Job | None:

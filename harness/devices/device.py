@@ -58,7 +58,7 @@ _FORWARD = re.compile(r"tcp:([0-9]{1,5})")
 
 
 class Transport(Protocol):
-    """Way to one device, and what differs with the system at its end. Thread-safe.
+    """Way to one device, and operations that differ with its system. Thread-safe.
 
     Methods that take a device ask it by commands, which are not guarded.
 
@@ -85,9 +85,9 @@ class Transport(Protocol):
         """Raise bare failures of the block as errors of the harness.
 
         Args:
-            action: what the block does.
+            action: the purpose of the block, for the error.
             timeout_s: its time limit, for the error.
-            log: returns the end of what a command had written.
+            log: returns the end of a command's output.
         """
         ...
 
@@ -157,12 +157,12 @@ class CommandRunner:
         action: str,
         log: Callable[[], str],
     ) -> tuple[int, tuple[str, ...]]:
-        """Run a command line; gives its exit status, and what it left with its output open."""
+        """Run a command line; gives its exit status, and `CommandResult.left`."""
         job = Job(line, env)
         script = job.script
         deadline = Deadline(timeout_s)
         stdout, stderr = job.outputs(*sinks, on_end=lambda: deadline.shorten(_HELD_S))
-        left: tuple[str, ...] = ()
+        leftovers: tuple[str, ...] = ()
         with self.transport.typed(action, timeout_s, log):
             self._leftovers.kill(deadline.at_most(_SILENT_S))
             try:
@@ -171,7 +171,7 @@ class CommandRunner:
                 except DeadlineExceeded:
                     if job.status is None:
                         raise
-                    status, left = job.status, self._left_by(job)
+                    status, leftovers = job.status, self._left_by(job)
                 stdout.close()
                 stderr.close()
             except BaseException as failure:
@@ -180,7 +180,7 @@ class CommandRunner:
                     with contextlib.suppress(DeviceTimeoutError):
                         self._leftovers.kill(_KILL_TIMEOUT_S)
                 raise
-        return status, left
+        return status, leftovers
 
     def doubt(self) -> None:
         """Have the next command see first that the device answers, as it stopped to just now."""
@@ -188,17 +188,16 @@ class CommandRunner:
 
     def _left_by(self, job: Job) -> tuple[str, ...]:
         """List the processes of a job; nothing where the device does not tell."""
-        listed = BoundedOutput(_MOST_LISTED)
+        output = BoundedOutput(_MOST_LISTED)
         with contextlib.suppress(DeviceTimeoutError):
-            self._execute_quietly("listing what is left", job.list_script, listed, _KILL_TIMEOUT_S)
-        return tuple(one_line(line) for line in listed.text().splitlines() if line.strip())
+            self._execute_quietly("listing what is left", job.list_script, output, _KILL_TIMEOUT_S)
+        return tuple(one_line(line) for line in output.text().splitlines() if line.strip())
 
     def _kill_once(self, job: Job, timeout_s: float) -> bool:
         """Kill a job; return whether that is certain.
 
-        Raises:
-            DeviceTimeoutError: the device does not even begin to. A command would wait for its
-                whole time there, and the clean-up after it again.
+        Raises `DeviceTimeoutError` where the device does not even begin to: a command would wait
+        for its whole time there, and the clean-up after it again.
         """
         output = BoundedOutput(_MOST_LISTED)
         try:
@@ -209,11 +208,7 @@ class CommandRunner:
             raise
 
     def _execute_quietly(self, action: str, script: str, stdout: Sink, timeout_s: float) -> bool:
-        """Run a script of ours, and return whether the device did.
-
-        Raises:
-            DeviceTimeoutError: it took too long.
-        """
+        """Run a script of ours, and return whether the device did."""
         transport = self.transport
         try:
             with transport.typed(action, timeout_s):
@@ -276,8 +271,8 @@ class Device:
             path = self._root_within(timeout_s)
             root, above = shlex.quote(path), shlex.quote(posixpath.dirname(path))
             script = f"if [ -d {root} ]; then {DF} {root}; else {DF} {above}; fi"
-            left = deadline.remaining()
-            return parse_df(self.unleased.shell(script, timeout_s=left, check=False).stdout)
+            left_s = deadline.remaining()
+            return parse_df(self.unleased.shell(script, timeout_s=left_s, check=False).stdout)
 
     def boot_id(self, *, timeout_s: float = 30.0) -> str:
         """Return the id of its boot, which each boot changes."""
@@ -299,17 +294,14 @@ class Device:
     ) -> CommandResult:
         """Run a script (text) or one command (words, which need no quoting).
 
-        `check` says whether an exit status other than 0 raises, `max_output` how many bytes to
-        keep of each of stdout and stderr. When it ends by an exception, whatever that is, the
-        command is killed on the device with all that it started. It ends when its shell does: what
-        it started in the background may go on, and is not waited for even if it holds the output.
-
-        Raises:
-            DeviceCommandError: it failed, and `check` is set.
+        `check` says whether an exit status other than 0 raises `DeviceCommandError`, `max_output`
+        how many bytes to keep of each of stdout and stderr. When it ends by any exception, the
+        command is killed on the device with all that it started. It ends when its shell does:
+        background processes may go on, and are not waited for even if they hold the output.
         """
         text = command_line(command)
-        kept = BoundedOutput(max_output), BoundedOutput(max_output)
-        result = self._run(text, env, stdin, kept, kept, timeout_s)
+        outputs = BoundedOutput(max_output), BoundedOutput(max_output)
+        result = self._run(text, env, stdin, outputs, outputs, timeout_s)
         if check and result.exit_status:
             raise self._error(text, result)
         return result
@@ -327,9 +319,9 @@ class Device:
         When it ends by an exception (of `on_output` too, or a `KeyboardInterrupt`), the command is
         killed on the device with all that it started. An exit status other than 0 raises nothing.
         """
-        kept = BoundedOutput(_MAX_OUTPUT), BoundedOutput(_MAX_OUTPUT)
-        sinks = Tee(kept[0], on_output), Tee(kept[1], on_output)
-        return self._run(command_line(command), env, None, sinks, kept, timeout_s)
+        outputs = BoundedOutput(_MAX_OUTPUT), BoundedOutput(_MAX_OUTPUT)
+        sinks = Tee(outputs[0], on_output), Tee(outputs[1], on_output)
+        return self._run(command_line(command), env, None, sinks, outputs, timeout_s)
 
     def push(
         self,
@@ -340,11 +332,7 @@ class Device:
         mode: int | None = None,
         on_progress: Progress | None = None,
     ) -> int:
-        """Copy a file to the device, with its mtime; gives its size, which is checked there.
-
-        Raises:
-            DeviceFullError, DeviceTransferError
-        """
+        """Copy a file to the device, with its mtime; gives its size, which is checked there."""
         with self._transferring(before=True):
             stat = stat_local(local)
             mode = stat_bits.S_IMODE(stat.st_mode) if mode is None else mode
@@ -418,21 +406,12 @@ class Device:
             )
 
     def forward(self, remote: str) -> AbstractContextManager[tuple[str, int]]:
-        """Yield an address of this host that leads to `remote`, `tcp:PORT` on the device.
-
-        Raises:
-            ValueError: `remote` has another form.
-        """
+        """Yield an address of this host that leads to `remote`, `tcp:PORT` on the device."""
         self._ask()
         return self._forwarding(_port(remote))
 
     def reboot(self, *, timeout_s: float = 300.0) -> None:
-        """Reboot it, and return when it is usable again with another boot id.
-
-        Raises:
-            DeviceCommandError: it does not let us.
-            DeviceUnsupportedError: devices of this type cannot.
-        """
+        """Reboot it, and return when it is usable again with another boot id."""
         self._ask()
         with self._using(), self._transport.typed("reboot", timeout_s):
             deadline = Deadline(timeout_s)
@@ -458,14 +437,14 @@ class Device:
         """Ask the device itself whether it may be used."""
 
     def _guarded(self, text: str) -> tuple[str, Mapping[str, str]]:
-        """Return what runs in place of a command, and the environment that this needs.
+        """Return the guarded form of a command, and the environment that it needs.
 
-        It is part of the job: what a device writes before the job's greeting is dropped.
+        It is part of the job: output before the job's greeting is dropped.
         """
         return text, {}
 
     def _judge(self, result: CommandResult) -> None:
-        """Take note of the result of a command, whatever its exit status is."""
+        """Take note of the result of a command."""
 
     def _error(self, text: str, result: CommandResult) -> DeviceCommandError:
         """Return the error of a command that failed."""
@@ -507,7 +486,7 @@ class Device:
         stdout, stderr = kept
         line, more = self._guarded(text)
         with self._using(), self._naming(text):
-            status, left = self.runner.run(
+            status, leftovers = self.runner.run(
                 line,
                 {**(env or {}), **more},
                 stdin,
@@ -516,7 +495,7 @@ class Device:
                 f"`{text}`",
                 lambda: (stderr.text() + stdout.text())[-_LOG_TAIL:],
             )
-        result = CommandResult(status, stdout.text(), stderr.text(), left)
+        result = CommandResult(status, stdout.text(), stderr.text(), leftovers)
         self._judge(result)
         return result
 

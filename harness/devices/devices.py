@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from buildlib.closeable import Closeable
 from harness.devices.adb.client import AdbServer
+from harness.devices.adb.connection import DEFAULT_PORT
 from harness.devices.adb.discovery import open_device
 from harness.devices.adb.server import ensure_server
 from harness.devices.device import Device
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class Devices(Closeable):
     """Opens devices, and owns the connections to their hosts: one a host, shared by threads.
 
-    What it opened is usable until it is closed. A context manager.
+    Its devices are usable until it is closed. A context manager.
     """
 
     def __init__(
@@ -41,8 +42,8 @@ class Devices(Closeable):
             server: this host's adb server; by default the environment's, started if need be.
             ssh_config: by default `~/.ssh/config`.
             adb_ports: where the adb servers of other hosts listen, by the host's name; by default
-                what `SetEnv ANDROID_ADB_SERVER_PORT=...` in `ssh_config` says, else 5037.
-            trusted_users: whose adb server on this host is used, see `resolve_server`.
+                that of `SetEnv ANDROID_ADB_SERVER_PORT=...` in `ssh_config`, else 5037.
+            trusted_users: other users with adb servers to use on this host, see `resolve_server`.
         """
         self._server = server
         self._ssh_config = ssh_config
@@ -79,9 +80,9 @@ class Devices(Closeable):
         """
         device = self._open.get(spec)
         if device is None:
-            opened = device_types()[spec.type].open(self, spec, start=start, soc=soc)
+            new = device_types()[spec.type].open(self, spec, start=start, soc=soc)
             with self._lock:
-                device = self._open.setdefault(spec, opened)
+                device = self._open.setdefault(spec, new)
         return device
 
     def forget(self, spec: DeviceSpec) -> None:
@@ -107,7 +108,7 @@ class Devices(Closeable):
         except NoDeviceError as error:
             for name, kind in device_types().items():
                 if name != spec.type and any(
-                    found.identifier == spec.identifier for found in kind.discover(self, None)
+                    other.identifier == spec.identifier for other in kind.discover(self, None)
                 ):
                     hint = f"{name}:{spec.identifier} names the {name} device of that name"
                     raise WrongUseError(f"{error}; {hint}") from error
@@ -115,14 +116,14 @@ class Devices(Closeable):
         return spec
 
     def _only_one(self) -> DeviceSpec:
-        named = self.connect_named()
+        specs = self.connect_named()
         try:
             device = open_device(server=self.adb_server())
         except SeveralDevicesError as error:
-            names = (str(named.get(serial, serial)) for serial in error.serials)
+            names = (str(specs.get(serial, serial)) for serial in error.serials)
             raise SeveralDevicesError(tuple(names)) from None
-        if device.serial in named:
-            return named[device.serial]
+        if device.serial in specs:
+            return specs[device.serial]
         spec = DeviceSpec("android", device.serial)
         self._open.setdefault(spec, device)
         return spec
@@ -134,39 +135,28 @@ class Devices(Closeable):
 
         Returns:
             Their names by their serials at the adb server.
-
-        Raises:
-            AdbServerError: it can be neither reached nor started.
         """
-        found: dict[str, DeviceSpec] = {}
+        specs: dict[str, DeviceSpec] = {}
         for name, kind in device_types().items():
             for spec in kind.discover(self, None) if name != "android" else ():
                 preview = kind.preview(spec)
                 if preview.adb_serial and not preview.obstacle:
-                    found[preview.adb_serial] = spec
-        entries = self.adb_server().devices() if found else []
+                    specs[preview.adb_serial] = spec
+        entries = self.adb_server().devices() if specs else []
         usable = {entry.serial for entry in entries if entry.usable}
-        for serial, spec in found.items():
+        for serial, spec in specs.items():
             if serial not in usable:
                 with suppress(DeviceError):  # who asks for it is told
                     self.open(spec)
-        return found
+        return specs
 
     def adb_server(self) -> AdbServer:
-        """Return this host's adb server, started if need be.
-
-        Raises:
-            AdbServerError: it can be neither reached nor started.
-        """
+        """Return this host's adb server, started if need be."""
         return self._server or ensure_server(trusted_users=self._trusted_users)
 
     def adb_of(self, name: str) -> "RemoteAdb":
-        """Return the adb server of another host, over the connection to it; asks nothing yet.
-
-        Raises:
-            HostError: the host's configuration cannot be used.
-        """
-        from harness.devices.adb.remote import DEFAULT_PORT, RemoteAdb
+        """Return the adb server of another host, over the connection to it; asks nothing yet."""
+        from harness.devices.adb.remote import RemoteAdb
 
         host = self.ssh_host(name)
         port = self._adb_ports.get(name) or host.config.adb_port or DEFAULT_PORT
@@ -177,11 +167,7 @@ class Devices(Closeable):
             return self._remotes[key]
 
     def ssh_host(self, name: str) -> "SshHost":
-        """Return the connection to a host; nothing is asked of the host yet.
-
-        Raises:
-            HostError: the host's configuration cannot be used.
-        """
+        """Return the connection to a host; nothing is asked of the host yet."""
         from harness.devices.ssh.host import SshHost
 
         config = resolve_host(name, self._ssh_config)

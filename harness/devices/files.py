@@ -16,11 +16,7 @@ from harness.errors import DeviceFullError, DeviceTransferError, HostFileError
 
 
 def stat_local(path: Path) -> os.stat_result:
-    """Return facts of a regular file.
-
-    Raises:
-        HostFileError: it is none, or not there.
-    """
+    """Return the stat of a regular file; raises `HostFileError` for anything else."""
     try:
         stat = path.stat()
     except (OSError, ValueError) as error:
@@ -31,11 +27,7 @@ def stat_local(path: Path) -> os.stat_result:
 
 
 def open_local(path: Path) -> BinaryIO:
-    """Return a file to read, unbuffered.
-
-    Raises:
-        HostFileError: it cannot be read.
-    """
+    """Open a file to read, unbuffered."""
     try:
         return path.open("rb", buffering=0)
     except OSError as error:
@@ -48,9 +40,6 @@ def receiving(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
     Args:
         sync: whether its content is on the disk then.
-
-    Raises:
-        HostFileError: it cannot be written, there or in the block.
     """
     try:
         with atomic_write(path, sync=sync) as sink:
@@ -71,8 +60,8 @@ _LONGEST_NAME = 40
 class Files(Protocol):
     """A device's file system, within one deadline.
 
-    All methods raise `OSError` with what the device says (without `errno` where it says no more
-    than that it failed), and bare `StreamClosed` and `DeadlineExceeded`.
+    All methods raise `OSError` with the device's reason (without `errno` where it gives none), and
+    bare `StreamClosed` and `DeadlineExceeded`.
     """
 
     def check(self) -> None:
@@ -96,7 +85,7 @@ class Files(Protocol):
         ...
 
     def settle(self, temporary: str, path: str, mode: int, mtime: int) -> None:
-        """Give a file its permissions and time, and then its name, in place of what has it."""
+        """Give a file its permissions and time, and then its name, which may be taken."""
         ...
 
     def remove(self, path: str) -> None:
@@ -122,21 +111,21 @@ class Transfer:
         folder, name = posixpath.split(item.remote)
         suffix = f".{name[:_LONGEST_NAME]}.{secrets.token_hex(6)}.part"
         temporary = posixpath.join(folder, suffix)
-        counted = _Counted(item.local, on_progress)
-        with open_local(item.local) as source, self._typed(item.remote, counted):
+        counter = _Counted(item.local, on_progress)
+        with open_local(item.local) as source, self._typed(item.remote, counter):
             _refuse_nul(item.remote)
             if folder and folder not in self._folders:
                 self._files.make_folder(folder)
                 self._folders.add(folder)
             try:
-                self._files.write(temporary, counted.pieces(source))
-                if self._files.size(temporary) != counted.total:
-                    raise OSError(f"fewer than the {counted.total} bytes sent arrived")
+                self._files.write(temporary, counter.pieces(source))
+                if self._files.size(temporary) != counter.total:
+                    raise OSError(f"fewer than the {counter.total} bytes sent arrived")
                 self._files.settle(temporary, item.remote, item.mode, mtime)
             except BaseException:
                 self._remove(temporary)
                 raise
-        return counted.total
+        return counter.total
 
     def get(self, remote: str, sink: BinaryIO, on_progress: Progress | None) -> int:
         """Fetch a file; gives its size."""

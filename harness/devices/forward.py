@@ -155,11 +155,11 @@ class Forward(Closeable):
                     far.close()
 
     def _keep(self, *ends: End) -> None:
-        """Remember what `close` has to end; what comes after it is ended at once."""
+        """Remember ends for `close`; after it, they are ended at once."""
         with self._lock:
             self._open.update(ends)
-            closed = self._closed
-        if closed:
+            is_closed = self._closed
+        if is_closed:
             for end in ends:
                 _hang_up(end)
 

@@ -48,11 +48,7 @@ class Sighting:
 
 
 def all_of(devices: Devices, *, timeout_s: float = 10.0) -> list[Sighting]:
-    """Return the devices of this host's adb server, in its order, by their own names if any.
-
-    Raises:
-        AdbServerError: it answers no more.
-    """
+    """Return the devices of this host's adb server, in its order, by their own names if any."""
     names = devices.connect_named()
     server = devices.adb_server()
 
@@ -63,8 +59,8 @@ def all_of(devices: Devices, *, timeout_s: float = 10.0) -> list[Sighting]:
             return Sighting(None, one_line(entry.serial), one_line(entry.state), error=str(error))
         if not entry.usable:
             return Sighting(spec, entry.shared_serial or entry.serial, one_line(entry.state))
-        shown = entry.serial if spec.type == "android" else str(spec)
-        device = Device(AdbTransport(server, entry.serial, shown=shown))
+        name = entry.serial if spec.type == "android" else str(spec)
+        device = Device(AdbTransport(server, entry.serial, shown=name))
         return _ask(spec, device, entry.shared_serial or entry.serial, timeout_s)
 
     return _at_once(look, server.devices())
@@ -76,7 +72,7 @@ def named(
     *,
     timeout_s: float = 10.0,
 ) -> list[Sighting]:
-    """Return the devices that `specs` name, in order; an entry says what is wrong with it."""
+    """Return the devices that `specs` name, in order, each with its error if it has one."""
 
     def look(spec: DeviceSpec) -> Sighting:
         try:

@@ -62,10 +62,10 @@ class HereFiles:
     def size(self, path: str) -> int | None:
         """See `Files`."""
         try:
-            found = os.lstat(path)
+            status = os.lstat(path)
         except FileNotFoundError:
             return None
-        return found.st_size if stat_bits.S_ISREG(found.st_mode) else None
+        return status.st_size if stat_bits.S_ISREG(status.st_mode) else None
 
     def settle(self, temporary: str, path: str, mode: int, mtime: int) -> None:
         """See `Files`."""
@@ -123,11 +123,7 @@ class LocalTransport(PosixTransport):
         return Forward(connect, "forward local")
 
     def reboot(self, device: Device, timeout_s: float) -> None:  # noqa: ARG002
-        """Refuse to.
-
-        Raises:
-            DeviceUnsupportedError: always.
-        """
+        """Raise `DeviceUnsupportedError`."""
         raise DeviceUnsupportedError(self.serial, "reboot", "this program runs on it")
 
     @contextmanager
@@ -147,28 +143,28 @@ class _Pipes:
         self._stderr = process.stderr
 
     def close(self) -> None:
-        """Close what is still open."""
+        """Close all pipes."""
         for pipe in (self._stdin, self._stdout, self._stderr):
             with contextlib.suppress(OSError):
                 pipe.close()
 
     def exchange(self, stdin: bytes, stdout: Sink, stderr: Sink, deadline: Deadline) -> None:
-        """Feed the child, and hand on what it writes until it has closed both streams."""
+        """Feed the child, and hand on its output until it has closed both streams."""
         sinks = {self._stdout.fileno(): stdout, self._stderr.fileno(): stderr}
         feeding = self._stdin.fileno()
-        left = memoryview(stdin)
+        rest = memoryview(stdin)
         with selectors.DefaultSelector() as selector:
             for number in sinks:
                 selector.register(number, selectors.EVENT_READ)
-            if left:
+            if rest:
                 selector.register(feeding, selectors.EVENT_WRITE)
             else:
                 self._stdin.close()
             while sinks:
                 for key, _ in selector.select(deadline.remaining()):
                     if key.fd == feeding and not self._stdin.closed:
-                        left = self._feed(left)
-                        if not left:
+                        rest = self._feed(rest)
+                        if not rest:
                             selector.unregister(feeding)
                             self._stdin.close()
                     elif data := os.read(key.fd, _READ):

@@ -82,8 +82,8 @@ class PosixTransport(Transport):
         """Fetch files; see `Transport.receive`."""
         total = 0
         with self._transfer(action, timeout_s) as transfer:
-            for remote, opened in zip(remotes, sinks, strict=True):
-                with opened as sink:
+            for remote, opening in zip(remotes, sinks, strict=True):
+                with opening as sink:
                     total += transfer.get(remote, sink, on_progress)
         return total
 
@@ -101,9 +101,9 @@ class PosixTransport(Transport):
     def properties(self, device: Device, timeout_s: float) -> DeviceProperties:
         """Read `/proc`, `/sys` and `os-release`; see `Transport.properties`."""
         deadline = Deadline.for_device(self.serial, "properties", timeout_s)
-        said = parse(device.shell(SCRIPT, timeout_s=timeout_s).stdout)
+        facts = parse(device.shell(SCRIPT, timeout_s=timeout_s).stdout)
         free = device.free_bytes(timeout_s=deadline.remaining())
-        return linux_properties(self.serial, said, free)
+        return linux_properties(self.serial, facts, free)
 
     def is_up(self, device: Device, deadline: Deadline) -> bool:  # noqa: ARG002
         """Return True: once it lets us in, it has come up."""

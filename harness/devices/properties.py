@@ -1,7 +1,7 @@
-"""Parsers for what Android and Linux report about a device.
+"""Parsers for the reports of Android and Linux about a device.
 
 No value is trusted, and each parser takes time in proportion to its input: a repetition in a
-pattern is bounded, or followed by what it cannot match itself.
+pattern is bounded, or followed by characters that it cannot match itself.
 """
 
 import re
@@ -62,24 +62,24 @@ def parse(output: str) -> dict[str, str]:
     >>> parse("@@machine\naarch64\n\n@@/etc/machine-id\nabc\n")
     {'machine': 'aarch64', '/etc/machine-id': 'abc'}
     """
-    found: dict[str, str] = {}
+    sections: dict[str, str] = {}
     for section in re.split(r"(?:^|\n)@@", output)[1:]:
         name, _, text = section.partition("\n")
-        found.setdefault(name, text.strip())
-    return found
+        sections.setdefault(name, text.strip())
+    return sections
 
 
 def linux_properties(
-    serial: str, said: Mapping[str, str], free_bytes: int | None
+    serial: str, facts: Mapping[str, str], free_bytes: int | None
 ) -> DeviceProperties:
     """Return the properties that the harness knows by name."""
 
     def text(*names: str) -> str:
-        return next((value for name in names if (value := printable(said.get(name, "")))), "")
+        return next((value for name in names if (value := printable(facts.get(name, "")))), "")
 
-    soc = soc_name(said)
+    soc = soc_name(facts)
     machine = text("machine")
-    vendor = said.get(f"{_TREE}/compatible", "").partition(",")[0]
+    vendor = facts.get(f"{_TREE}/compatible", "").partition(",")[0]
     return DeviceProperties(
         serial=serial,
         hardware_serial=text(f"{_SOC}/serial_number", f"{_TREE}/serial-number", "/etc/machine-id"),
@@ -93,12 +93,12 @@ def linux_properties(
         emulator=machine not in _ARM,
         free_bytes=free_bytes,
         battery=None,
-        system=_system(said.get("/etc/os-release", "")),
-        build=_system(said.get("/etc/os-release", "")),
+        system=_system(facts.get("/etc/os-release", "")),
+        build=_system(facts.get("/etc/os-release", "")),
         fingerprint=" ".join(filter(None, ("Linux", text("kernel"), machine))),
-        ram_bytes=ram_of(said),
-        page_bytes=_number(said.get("page")),
-        clocks=clocks_of(said),
+        ram_bytes=ram_of(facts),
+        page_bytes=_number(facts.get("page")),
+        clocks=clocks_of(facts),
     )
 
 
@@ -108,48 +108,48 @@ _CLOCK = re.compile(
 )
 
 
-def ram_of(said: Mapping[str, str]) -> int | None:
-    """Return the memory in what `HARDWARE` printed.
+def ram_of(facts: Mapping[str, str]) -> int | None:
+    """Return the memory in the output of `HARDWARE`.
 
     >>> ram_of({"memory": "MemTotal:       11534336 kB"})
     11811160064
     """
-    match = re.match(r"MemTotal:\s{1,40}([0-9]{1,12}) kB", said.get("memory", ""))
+    match = re.match(r"MemTotal:\s{1,40}([0-9]{1,12}) kB", facts.get("memory", ""))
     return int(match[1]) * 1024 if match else None
 
 
-def clocks_of(said: Mapping[str, str]) -> dict[str, float]:
-    r"""Return the limits of the clocks in what `HARDWARE` printed, which is in kHz.
+def clocks_of(facts: Mapping[str, str]) -> dict[str, float]:
+    r"""Return the limits of the clocks in the output of `HARDWARE`, which is in kHz.
 
     >>> clocks_of({"clocks": "cpu0=2000000/2200000/0\ncpu1=2000000/2200000/0"})
     {'cpu_cap_hz:0': 2000000000.0, 'cpu_max_hz:0': 2200000000.0}
     """
-    found: dict[str, float] = {}
-    for match in islice(_CLOCK.finditer(said.get("clocks", "")), _MOST_CPUS):
+    clocks: dict[str, float] = {}
+    for match in islice(_CLOCK.finditer(facts.get("clocks", "")), _MOST_CPUS):
         if match["first"] in {"", match["cpu"]}:
             for name in ("cap", "max"):
                 if match[name]:
-                    found[f"cpu_{name}_hz:{match['cpu']}"] = int(match[name]) * 1000.0
-    return found
+                    clocks[f"cpu_{name}_hz:{match['cpu']}"] = int(match[name]) * 1000.0
+    return clocks
 
 
-def soc_name(said: Mapping[str, str]) -> str:
+def soc_name(facts: Mapping[str, str]) -> str:
     r"""Return the SoC by its name in the catalog, else in the kernel's words.
 
     >>> soc_name({"/proc/device-tree/compatible": "acme,board\nqcom,sm8750"})
     'SM8750'
     """
-    names = list(_soc_names(said))
-    known = (name for name in names if hexagon_of(name))
-    return next(known, names[0] if names else "")
+    names = list(_soc_names(facts))
+    catalogued = (name for name in names if hexagon_of(name))
+    return next(catalogued, names[0] if names else "")
 
 
-def _soc_names(said: Mapping[str, str]) -> Iterable[str]:
+def _soc_names(facts: Mapping[str, str]) -> Iterable[str]:
     """Return candidates, best first."""
     for file in ("machine", "family"):
-        if name := printable(said.get(f"{_SOC}/{file}", "")).upper():
+        if name := printable(facts.get(f"{_SOC}/{file}", "")).upper():
             yield name
-    for line in islice(said.get(f"{_TREE}/compatible", "").splitlines(), _MOST_NAMES):
+    for line in islice(facts.get(f"{_TREE}/compatible", "").splitlines(), _MOST_NAMES):
         vendor, _, name = line.partition(",")
         if vendor == "qcom":
             yield printable(name).upper()
@@ -179,15 +179,15 @@ def parse_getprop(output: str) -> dict[str, str]:
     {'ro.soc.model': 'SM8750', 'x': 'a\nb'}
     """
     text = output.replace("\r\n", "\n") + "\n"
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     position = 0
     while (name := _NAME.search(text, position)) is not None:
         end = text.find("]\n", name.end())
         if end < 0:  # nor does any property after it end
             break
-        found[name[1]] = text[name.end() : end]
+        values[name[1]] = text[name.end() : end]
         position = end + 2
-    return found
+    return values
 
 
 def parse_df(output: str) -> int | None:
@@ -214,7 +214,7 @@ def parse_dumpsys(output: str) -> dict[str, str]:
 
 
 def parse_battery(output: str) -> Battery | None:
-    """Return the output of `dumpsys battery`, whose temperature is in tenths of a degree.
+    """Parse the output of `dumpsys battery`, which has tenths of a degree.
 
     A battery that is full, or must not be charged, is not charging though a charger is there.
     """
@@ -242,13 +242,9 @@ def properties_from(
     props: Mapping[str, str],
     free_bytes: int | None,
     battery: Battery | None,
-    said: Mapping[str, str] = MappingProxyType({}),
+    facts: Mapping[str, str] = MappingProxyType({}),
 ) -> DeviceProperties:
-    """Return the properties that the harness knows by name.
-
-    Args:
-        said: what `HARDWARE` printed.
-    """
+    """Return the properties that the harness knows by name; `facts` are of `HARDWARE`."""
 
     def text(name: str) -> str:
         return printable(props.get(name, ""))
@@ -272,9 +268,9 @@ def properties_from(
         system=f"Android {version}".strip(),
         build=text("ro.build.display.id") or text("ro.build.id"),
         fingerprint=text("ro.build.fingerprint"),
-        ram_bytes=ram_of(said),
-        page_bytes=_number(said.get("page")),
-        clocks=clocks_of(said),
+        ram_bytes=ram_of(facts),
+        page_bytes=_number(facts.get("page")),
+        clocks=clocks_of(facts),
     )
 
 
@@ -285,8 +281,8 @@ def printable(value: str) -> str:
 
 def hexagon_of(soc: str) -> str | None:
     """Return the Hexagon architecture of an SoC of the catalog, e.g. `v79`."""
-    found = soc_named(soc)
-    return None if found is None else found.dsp_arch
+    soc_entry = soc_named(soc)
+    return None if soc_entry is None else soc_entry.dsp_arch
 
 
 def _number(text: str | None) -> int | None:

@@ -75,7 +75,7 @@ def server_owners(connection: socket.socket) -> frozenset[int]:
     """Return the users at the other end of a connection that we made; empty where nobody tells.
 
     These are the owner of the end itself and, since a TCP server has no end before it accepts the
-    connection, of whatever listens at its address.
+    connection, of the socket that listens at its address.
     """
     if connection.family == socket.AF_UNIX:
         return _unix_owner(connection)
@@ -104,7 +104,7 @@ def server_owners(connection: socket.socket) -> frozenset[int]:
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user's account, whatever `$USER` says; `uid 4711` if it has none."""
+    """Return the name of a user's account, `uid 4711` if it has none; ignores `$USER`."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -121,15 +121,13 @@ def _unix_owner(connection: socket.socket) -> frozenset[int]:
 
 
 def _kernel_names(host: str, port: int) -> frozenset[str]:
-    """Return how the tables write an address: words of 32 bits, in the machine's byte order.
-
-    A socket for both versions of IP has an IPv4 address as `::ffff:a.b.c.d`.
-    """
+    """Return how the tables write an address: words of 32 bits, in the machine's byte order."""
+    # A socket for both versions of IP has an IPv4 address as `::ffff:a.b.c.d`.
     address = ipaddress.ip_address(host)
     forms = [address.packed]
     if address.version == 4:
         forms.append(ipaddress.IPv6Address(f"::ffff:{host}").packed)
-    return frozenset(f"{_hex_words(packed)}:{port:04X}" for packed in forms)
+    return frozenset(f"{_hex_words(form)}:{port:04X}" for form in forms)
 
 
 def _hex_words(packed: bytes) -> str:

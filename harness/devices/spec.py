@@ -51,11 +51,7 @@ class DeviceSpec:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `TYPE:IDENTIFIER`, `local`, or a bare identifier of an Android device.
-
-        Raises:
-            WrongUseError: it is none of them.
-        """
+        """Parse `TYPE:IDENTIFIER`, `local`, or a bare identifier of an Android device."""
         kind, colon, rest = text.partition(":")
         if text == "local":
             return cls("local")
@@ -85,7 +81,7 @@ class Preview:
 
     Attributes:
         exists: `None` where only reaching the device tells.
-        obstacle: what keeps it from answering now, e.g. `stopped`; empty if nothing is known to.
+        obstacle: why it cannot answer now, e.g. `stopped`; empty if no reason is known.
         soc: its SoC, if that is known.
         adb_serial: its serial at this host's adb server: empty while it has none, `None` for a
             device that is not reached through that server.
@@ -129,15 +125,11 @@ class DeviceType(Protocol):
         return ()
 
     def preview(self, spec: DeviceSpec) -> Preview:  # noqa: ARG002
-        """Tell what is known of a device without reaching it; never raises."""
+        """Return the known facts of a device without reaching it; never raises."""
         return Preview()
 
     def power_cycle(self, spec: DeviceSpec) -> None:
-        """Switch a device off and on.
-
-        Raises:
-            DeviceUnsupportedError: the type has no way to.
-        """
+        """Switch a device off and on."""
         raise DeviceUnsupportedError(str(spec), "power cycle", "no command is configured")
 
 
@@ -170,7 +162,7 @@ class AndroidType(DeviceType):
             devices.connect_named()
         server = devices.adb_server() if host is None else devices.adb_of(host)
         behind = "" if host is None else f"@{host}"
-        names = (f"{found.serial}{behind}" for found in server.devices())
+        names = (f"{entry.serial}{behind}" for entry in server.devices())
         return [DeviceSpec("android", name) for name in names if self.identifier.fullmatch(name)]
 
     def power_cycle(self, spec: DeviceSpec) -> None:
@@ -225,11 +217,7 @@ class LocalType(DeviceType):
 
 
 def check_type_name(name: str) -> str:
-    """Return `name`.
-
-    Raises:
-        ValueError: no device type has that name.
-    """
+    """Return the name of a device type; raises `ValueError` for others."""
     if name not in device_types():
         raise ValueError(f"the type is one of {', '.join(device_types())}")
     return name

@@ -42,11 +42,7 @@ def is_signed(key: RSAPublicKey, token: bytes, signature: bytes) -> bool:
 
 
 def parse_public_key(text: bytes) -> RSAPublicKey:
-    """Read the contents of an `adbkey.pub`, or the payload of an AUTH RSAPUBLICKEY message.
-
-    Raises:
-        ValueError: it is none, or of another size.
-    """
+    """Read an `adbkey.pub`, or the payload of an AUTH RSAPUBLICKEY message; raises `ValueError`."""
     words = text.strip(b"\0 \r\n\t").split(None, 1)
     try:
         blob = base64.b64decode(words[0], validate=True) if words else b""
@@ -58,11 +54,7 @@ def parse_public_key(text: bytes) -> RSAPublicKey:
 
 
 def parse_private_key(pem: bytes) -> RSAPublicKey:
-    """Return the public half of a private key file as `adb keygen` writes it (PEM, PKCS#8).
-
-    Raises:
-        ValueError: it is none, or of another kind or size.
-    """
+    """Return the public half of a key as `adb keygen` writes it (PKCS#8); raises `ValueError`."""
     try:
         # Validation takes 0.1 s, and only the public half is used.
         key = load_pem_private_key(pem, None, unsafe_skip_rsa_key_validation=True)
@@ -100,7 +92,7 @@ def load_keys(files: list[Path]) -> tuple[list[RSAPublicKey], list[str]]:
     put a key there.
     """
     keys: list[RSAPublicKey] = []
-    refused: list[str] = []
+    remarks: list[str] = []
     for file in files:
         public = file.with_name(file.name + ".pub")
         for path, parse in ((file, parse_private_key), (public, parse_public_key)):
@@ -112,7 +104,7 @@ def load_keys(files: list[Path]) -> tuple[list[RSAPublicKey], list[str]]:
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:
-                refused.append(f"{path}: {error}")
+                remarks.append(f"{path}: {error}")
             else:
                 break
-    return keys, refused
+    return keys, remarks

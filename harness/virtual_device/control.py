@@ -74,9 +74,6 @@ class DeviceControl:
         Args:
             changes: fields of `HeatSettings`, `temperature_c` (of SoC and body) and `battery` (0
                 to 1). The first change switches the model on.
-
-        Raises:
-            VirtualDeviceError: no such setting, or a value out of its range.
         """
         check_changes(changes)
         reading = self._ask("heat", changes=changes)["reading"]
@@ -197,12 +194,10 @@ def _handle(handle: Handler, line: bytes) -> Answer:
 
 
 def _is_outside(connection: socket.socket) -> bool:
-    """Check that the peer belongs to this user or root, and is neither this process nor below it.
-
-    A peer outside our PID namespace has pid 0 here. No process of a confined device is root's.
-    """
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    pid, uid, _ = _PEER.unpack(packed)
+    """Check that the peer is of this user or root, and is neither this process nor below it."""
+    # A peer outside our PID namespace has pid 0 here. No process of a confined device is root's.
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, uid, _ = _PEER.unpack(credentials)
     if uid not in {0, os.geteuid()}:
         return False
     while pid > 0:

@@ -1,8 +1,8 @@
 """The process of one virtual device, which `harness.virtual_device.manager` starts.
 
 It detaches from its starter, serves, and once it listens writes its pid and port to the descriptor,
-as one JSON line. A confined device is two processes: the outer one, which the record names, does
-what needs the host's files; the inner one is the device, and dies with the outer one.
+as one JSON line. A confined device is two processes: the outer one, which the record names, reads
+and writes the host's files; the inner one is the device, and dies with the outer one.
 """
 
 import argparse

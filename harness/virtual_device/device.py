@@ -87,7 +87,7 @@ class DeviceDaemon:
         root: folder of the device's files, as this process sees it; in a namespace,
             `NAMESPACE_ROOT`.
         commands: scripts of its `/system/bin`, by name.
-        outside: what it reads and writes outside its root.
+        outside: its files outside its root.
         sockets: the device's from now on.
     """
 
@@ -169,10 +169,7 @@ class DeviceDaemon:
             self._heat.switch_off()
 
     async def _serve(self, server: asyncio.Server) -> str | None:
-        """Serve until a power command, and stay off as it says.
-
-        Returns the boot reason; `None` after a shutdown.
-        """
+        """Serve, and stay off after a power command; gives the boot reason, `None` to shut down."""
         command = await self._power.next(PowerAction.REBOOT, PowerAction.CUT, PowerAction.SHUTDOWN)
         if command is None or command.action is PowerAction.SHUTDOWN:
             return None
@@ -279,8 +276,8 @@ def _boot_reason(reason: str, end: PowerCommand | None) -> str | None:
 def _bind_any() -> socket.socket:
     """Bind a free port, by its number: one that the kernel chose is lost when listening ends."""
     for _ in range(_BIND_ATTEMPTS):
-        with _bind(0) as chosen:
-            port = int(chosen.getsockname()[1])
+        with _bind(0) as probe:
+            port = int(probe.getsockname()[1])
         with contextlib.suppress(OSError):  # another program was faster
             return _bind(port)
     raise OSError(errno.EADDRINUSE, "no free port")

@@ -58,7 +58,7 @@ class VirtualType(DeviceType):
     def check(self, devices: "Devices", spec: DeviceSpec) -> None:  # noqa: ARG002
         """Raise if there is no virtual device of that name, or it does not run.
 
-        Who starts a device stops it: commands do neither by themselves, only pools do.
+        Commands neither start nor stop a device by themselves; only pools do.
         """
         from harness.virtual_device import manager
 
@@ -94,12 +94,7 @@ class VirtualType(DeviceType):
 
 
 def connect(server: "AdbServer", device: "VirtualDevice") -> None:
-    """Make an adb server connect to a device that runs.
-
-    Raises:
-        DeviceUnauthorizedError: the server has none of the keys that the device takes.
-        DeviceConnectError: it does not answer.
-    """
+    """Make an adb server connect to a device that runs."""
     try:
         server.connect(device.serial)
     except DeviceUnauthorizedError:

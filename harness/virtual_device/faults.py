@@ -38,9 +38,6 @@ class InjectedFault:
         when: kind of activity that it strikes at.
         count: how often it strikes; `ALWAYS` until it is cleared.
         seed: of random choices, such as which bytes are corrupted.
-
-    Raises:
-        VirtualDeviceError: a value out of its range.
     """
 
     bounds: ClassVar[_Bounds] = {}
@@ -51,9 +48,9 @@ class InjectedFault:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, known in {"when": get_args(When), **self.choices}.items():
-            if getattr(self, name) not in known:
-                raise VirtualDeviceError(f"fault {self}: `{name}` is one of {', '.join(known)}")
+        for name, choices in {"when": get_args(When), **self.choices}.items():
+            if getattr(self, name) not in choices:
+                raise VirtualDeviceError(f"fault {self}: `{name}` is one of {', '.join(choices)}")
         limits = {"count": (0.0, 1e6), "seed": (0.0, 2.0**63), **self.bounds}
         for name, (low, high) in limits.items():
             value = getattr(self, name)
@@ -204,7 +201,7 @@ DSP_MESSAGES: Final[Mapping[DspCause, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dsp(InjectedFault):
-    """A process that loads libQnnHtp.so says what it says on a phone, and aborts.
+    """A process that loads libQnnHtp.so prints a phone's error messages, and aborts.
 
     The emulator has no DSP that could refuse anything.
 
@@ -222,7 +219,7 @@ class Dsp(InjectedFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Babble(InjectedFault):
-    """Commands print `bytes` of garbage in place of what they write to stdout, `inf` without end.
+    """Commands print `bytes` of garbage in place of their own stdout, `inf` without end.
 
     Attributes:
         match: text in the command; all commands without it.
@@ -261,9 +258,6 @@ def parse_fault(text: str) -> InjectedFault:
 
     >>> parse_fault("power:after=0.5,off=2,when=run")
     Power(when='run', count=1, seed=0, after=0.5, off=2.0, unsynced=5.0)
-
-    Raises:
-        VirtualDeviceError: it does not describe a fault.
     """
     if len(text) > _MAX_TEXT:
         raise VirtualDeviceError(f"fault {text!r}: too long")

@@ -89,13 +89,13 @@ class IncomingFile:
         if self._descriptor < 0:
             self._path = Path(os.path.realpath(self._name))
             self._descriptor = self._open()
-        waiting = [part for part in parts if part]
-        while waiting:
-            written = os.writev(self._descriptor, waiting[:_MAX_VECTORS])
-            while waiting and written >= len(waiting[0]):
-                written -= len(waiting.pop(0))
-            if written:
-                waiting[0] = waiting[0][written:]
+        rest = [part for part in parts if part]
+        while rest:
+            count = os.writev(self._descriptor, rest[:_MAX_VECTORS])
+            while rest and count >= len(rest[0]):
+                count -= len(rest.pop(0))
+            if count:
+                rest[0] = rest[0][count:]
 
     def flip(self, flips: Sequence[tuple[int, int]]) -> None:
         """Flip bits, given as offsets and masks, as bad memory does."""

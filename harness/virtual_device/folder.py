@@ -109,7 +109,7 @@ def load_record(folder: Path) -> DeviceRecord:
 
 
 def _find_fault(content: object) -> str | None:
-    """Return what is wrong with a record; `None` if it is sound."""
+    """Return the fault of a record; `None` if it is sound."""
     if not isinstance(content, dict) or not isinstance(content.get("version"), int):
         return "no version in it"
     if content["version"] > _VERSION:
@@ -123,8 +123,8 @@ def _find_fault(content: object) -> str | None:
     if content.get("namespace") not in {None, *NamespaceKind}:
         return "unusable value of 'namespace'"
     needed = [field.name for field in fields(DeviceRecord) if field.default is MISSING]
-    missing = [key for key in needed if key not in content]
-    return f"no {missing[0]!r} in it" if missing else None
+    absent = [key for key in needed if key not in content]
+    return f"no {absent[0]!r} in it" if absent else None
 
 
 def save_record(folder: Path, record: DeviceRecord) -> None:

@@ -100,11 +100,6 @@ class Forwards:
             await stream.write(answer)
 
     async def _reverse(self, connection: DaemonConnection, request: str) -> bytes:
-        """Carry out a request and return the answer.
-
-        Raises:
-            OSError, ValueError: it cannot be carried out.
-        """
         listeners = self._listeners.setdefault(connection, {})
         action, _, rest = request.partition(":")
         if action == "list-forward":
@@ -138,15 +133,15 @@ class Forwards:
             return b"OKAY"
         listener = _Listener(target)
         listener.server = server = await self._start_server(connection, name, listener)
-        resolved = b""
+        port_text = b""
         if name == "tcp:0" and server is not None:
             port = server.sockets[0].getsockname()[1]
-            name, resolved = f"tcp:{port}", _text(str(port))
+            name, port_text = f"tcp:{port}", _text(str(port))
         if not connection.online:
             listener.close()
             raise ValueError("the connection is gone")
         self._listeners.setdefault(connection, {})[name] = listener
-        return b"OKAY" + resolved
+        return b"OKAY" + port_text
 
     async def _start_server(
         self, connection: DaemonConnection, name: str, listener: _Listener

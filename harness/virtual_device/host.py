@@ -1,7 +1,7 @@
 """Many devices in one process: `python -m harness.virtual_device.host FOLDER --count 50 ...`.
 
 For tests of farms of hundreds. Each device has a port, a folder `FOLDER/NAME`, properties, faults
-and heat of its own. None is confined: their shells see and do on the host whatever the user may, so
+and heat of its own. None is confined: their shells have all permissions of the user on the host, so
 this has to be asked for (`--unconfined`), and `$TMPDIR` names a device's writable folder. They
 start and stop as one. Prints `NAME SERIAL`, a line a device, when all listen.
 """
@@ -60,8 +60,8 @@ def hosted_devices(
     killed. `hosted_control` commands them.
 
     Args:
-        unconfined: must be true, because these devices cannot be confined: their shells may do on
-            this host whatever the user may.
+        unconfined: must be true, because these devices cannot be confined: their shells have all
+            permissions of the user on this host.
         processes: how many processes share the devices.
         storage_bytes: limit for the `/data` of each.
 
@@ -121,8 +121,8 @@ class _Host:
         """Wait until all its devices listen."""
         output = self._process.stdout
         assert output is not None  # noqa: S101 - a pipe
-        left = max(0.0, deadline - time.monotonic())
-        if not select.select([output], [], [], left)[0]:
+        left_s = max(0.0, deadline - time.monotonic())
+        if not select.select([output], [], [], left_s)[0]:
             raise VirtualDeviceError(
                 f"virtual devices did not start: no answer within {_START_PATIENCE_S:g} s (log "
                 f"{self._log_path})"
@@ -196,7 +196,7 @@ async def _serve(folders: list[Path], *, until_eof: bool) -> None:
     records = [load_record(folder) for folder in folders]
     locks = [lock_folder(folder) for folder in folders]
     kill_leftovers(folders)
-    async with asyncio.TaskGroup() as running:
+    async with asyncio.TaskGroup() as group:
         for folder, record, lock in zip(folders, records, locks, strict=True):
             files = DirectOutside(folder, os.environ)
             device = DeviceDaemon(
@@ -208,7 +208,7 @@ async def _serve(folders: list[Path], *, until_eof: bool) -> None:
                 processes=ProcessTable(tracker, folder, exclusive=False),
             )
             listening: asyncio.Future[int] = loop.create_future()
-            running.create_task(_run(folder.name, device, listening, files, lock))
+            group.create_task(_run(folder.name, device, listening, files, lock))
             devices.append(device)
             ready.append(listening)
 

@@ -109,7 +109,7 @@ def has_mapped(pid: int, library: str) -> bool:
 
 
 def write_stderr(pid: int, text: str) -> None:
-    """Append text to what a process has as stderr, if it still has it."""
+    """Append text to the stderr of a process, if it is still open."""
     with contextlib.suppress(OSError):
         file = os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND)
         try:
@@ -119,10 +119,8 @@ def write_stderr(pid: int, text: str) -> None:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Return a file of a process; empty if it cannot be read.
-
-    Devices read hundreds of these a second. `pathlib` takes twice as long.
-    """
+    """Return a file of a process; empty if it cannot be read."""
+    # Devices read hundreds of these a second. `pathlib` takes twice as long.
     try:
         file = os.open(f"/proc/{pid}/{name}", os.O_RDONLY)
     except OSError:
@@ -151,11 +149,11 @@ def descendants(pid: int) -> list[ProcessStat]:
     for process in all_processes():
         children.setdefault(process.parent, []).append(process)
     result: list[ProcessStat] = []
-    waiting = [pid]
-    while waiting:
-        below = children.get(waiting.pop(), [])
+    parents = [pid]
+    while parents:
+        below = children.get(parents.pop(), [])
         result += below
-        waiting += [process.pid for process in below]
+        parents += [process.pid for process in below]
     return result
 
 
@@ -233,7 +231,7 @@ def start_loopback() -> None:
 def drop_privileges(uid: int) -> None:
     """Become a user without capabilities, for good: no program that is run later gains any.
 
-    Other processes of that user can neither trace this one nor open what it has open.
+    Other processes of that user can neither trace this one nor open its files through `/proc`.
     """
     for capability in _CAPABILITIES:
         try:

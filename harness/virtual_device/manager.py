@@ -115,7 +115,7 @@ def start(
         name: up to 40 letters, digits, `-` and `_`.
         soc: part number of a SoC in the catalog.
         storage_bytes: limit for its `/data`; by default an existing device keeps its own.
-        unconfined: whether its processes see and do on this host whatever the user may; by
+        unconfined: whether its processes have all permissions of the user on this host; by
             default an existing device stays as it is, and a new one is confined.
         faults: injected once it listens, also into a device that ran already.
 
@@ -196,9 +196,9 @@ def remove(name: str) -> None:
         with contextlib.suppress(FileNotFoundError, VirtualDeviceError):
             _terminate(load_record(folder))
         kill_leftovers({folder})
-        removed = folder.with_name(f".{name}.{secrets.token_hex(4)}.removed")
-        folder.rename(removed)
-        _delete_tree(removed)
+        trash = folder.with_name(f".{name}.{secrets.token_hex(4)}.removed")
+        folder.rename(trash)
+        _delete_tree(trash)
 
 
 def control(name: str) -> DeviceControl:
@@ -246,17 +246,15 @@ def _updated_record(
 
 
 def _launch_in(name: str, folder: Path, kind: NamespaceKind) -> tuple[int, int, NamespaceKind]:
-    """Launch in a namespace of this kind, or of the best that is granted if it is not.
-
-    A probe takes as long as a launch, so there is one only after a launch has failed.
-    """
+    """Launch in a namespace of this kind, or of the best that is granted if it is not."""
+    # A probe takes as long as a launch, so there is one only after a launch has failed.
     try:
         return *_launch(name, folder, kind), kind
     except VirtualDeviceError:
-        granted = kind if kind is NamespaceKind.NONE else _confinement(name)
-        if granted is kind:
+        best = kind if kind is NamespaceKind.NONE else _confinement(name)
+        if best is kind:
             raise
-    return *_launch(name, folder, granted), granted
+    return *_launch(name, folder, best), best
 
 
 def _launch(name: str, folder: Path, kind: NamespaceKind) -> tuple[int, int]:
@@ -279,9 +277,9 @@ def _launch(name: str, folder: Path, kind: NamespaceKind) -> tuple[int, int]:
     kill_leftovers({folder})
     reason = "its process ended" if in_time else f"no answer within {_START_PATIENCE_S:g} s"
     tail = one_line(log_tail(log_path))
-    said = f": {tail}" if tail else ""
+    end_of_log = f": {tail}" if tail else ""
     raise VirtualDeviceError(
-        f"virtual device {name} did not start: {reason}{said} (log {log_path})"
+        f"virtual device {name} did not start: {reason}{end_of_log} (log {log_path})"
     )
 
 
@@ -304,7 +302,7 @@ def _spawn(folder: Path, kind: NamespaceKind, ready_fd: int, log_path: Path) -> 
 
 
 def _daemon_environment() -> dict[str, str]:
-    """Return what a daemon needs of our environment, which may hold secrets of the user's."""
+    """Return the variables that a daemon needs: the others may hold secrets of the user's."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -367,17 +365,17 @@ def _locked(name: str) -> Iterator[None]:
 
 
 def _view(folder: Path, record: DeviceRecord) -> VirtualDevice:
-    running = record.running
+    is_running = record.running
     return VirtualDevice(
         name=record.name,
-        state="running" if running else "stopped",
+        state="running" if is_running else "stopped",
         root=folder / "root",
         log_path=folder / _LOG_NAME,
         serial=f"127.0.0.1:{record.port}" if record.port else "",
-        pid=record.pid if running else None,
+        pid=record.pid if is_running else None,
         soc=record.soc,
         storage_bytes=record.storage_bytes,
-        namespace=NamespaceKind(record.namespace) if running and record.namespace else None,
+        namespace=NamespaceKind(record.namespace) if is_running and record.namespace else None,
         unconfined=record.unconfined,
     )
 

@@ -1,10 +1,10 @@
 """Confinement of a device: its own files, processes, network and user, and nothing of the host's.
 
 Inside, `/` is a new folder. `/data`, `/sdcard` and `/system` are the device's own. Of the host it
-has what programs need to run, read-only: `/usr` and its like, the Python interpreter, a few files
-of `/etc`, and the description of the CPUs. All else is absent: homes, `/tmp`, `/run`, disks, the
-state folder. Its processes are those of a PID namespace of its own, its network is a loopback of
-its own, and its user has no capability and can gain none. The kernel grants this to root; to
+has, read-only, the files that programs need: `/usr` and its like, the Python interpreter, a few
+files of `/etc`, and the description of the CPUs. All else is absent: homes, `/tmp`, `/run`, disks,
+the state folder. Its processes are those of a PID namespace of its own, its network is a loopback
+of its own, and its user has no capability and can gain none. The kernel grants this to root; to
 others it does so within a user namespace.
 
 As a program, `python -m harness.virtual_device.namespace KIND FOLDER` confines itself and exits 0,
@@ -103,9 +103,6 @@ class Confinement:
         """Fork; return 0 in the child, confined, and in this process the child's pid.
 
         The child is killed when this process dies. This process must have one thread only.
-
-        Raises:
-            OSError: the kernel refuses, or the device's folder cannot be used; in this process.
         """
         self._prepare()
         linux.set_child_subreaper()  # for the confined process loses its parent
@@ -193,8 +190,8 @@ class Confinement:
         for name in DEVICE_FOLDERS:
             _bind(root / name, tree / name, _HARMLESS)
         _bind(root, tree / NAMESPACE_ROOT.name, _HARMLESS)
-        for shown in (Path(_CPUS), *_interpreter_folders()):
-            _show_system(shown, _place(tree, shown))
+        for source in (Path(_CPUS), *_interpreter_folders()):
+            _show_system(source, _place(tree, source))
 
 
 def _unused_uid() -> int:
@@ -279,10 +276,8 @@ def _bind(source: Path, target: Path, flags: int) -> None:
 
 
 def _place(tree: Path, path: Path) -> Path:
-    """Return where a path of the host lies in the tree, with the folders above it.
-
-    They may lie in the device's `/data`, where the device could have left links to elsewhere.
-    """
+    """Return where a path of the host lies in the tree, with the folders above it."""
+    # They may lie in the device's `/data`, where the device could have left links to elsewhere.
     place = tree
     for part in path.parts[1:]:
         place.mkdir(exist_ok=True)
@@ -303,8 +298,8 @@ def _mounts_below(target: str) -> list[str]:
 
 def _restrict(mounted: str, flags: int) -> None:
     """Add flags to a mount; those that it has stay, as a user namespace may not drop them."""
-    kept = os.statvfs(mounted).f_flag & _MOUNT_FLAGS
-    linux.mount(None, mounted, None, linux.MS_REMOUNT | linux.MS_BIND | kept | flags)
+    own_flags = os.statvfs(mounted).f_flag & _MOUNT_FLAGS
+    linux.mount(None, mounted, None, linux.MS_REMOUNT | linux.MS_BIND | own_flags | flags)
 
 
 def _change_root(new: str) -> None:
@@ -333,7 +328,7 @@ def _reporting(channel: socket.socket) -> Iterator[None]:
 
 
 def _expect(channel: socket.socket, start: str) -> str:
-    """Return what follows `start` in the next message; any other message is an error's text."""
+    """Return the next message without `start`; any other message is an error's text."""
     message = channel.recv(_MAX_MESSAGE).decode("utf-8", "replace")
     if not message.startswith(start):
         raise OSError(message or "its process ended")
@@ -371,7 +366,7 @@ def try_namespace(kind: NamespaceKind) -> str | None:
     command = [sys.executable, "-P", "-m", "harness.virtual_device.namespace", kind.value]
     with tempfile.TemporaryDirectory(prefix="qnnfarm-probe-") as folder:
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [*command, folder],
                 capture_output=True,
                 text=True,
@@ -381,10 +376,10 @@ def try_namespace(kind: NamespaceKind) -> str | None:
             )
         except subprocess.TimeoutExpired:
             return f"no answer within {_TIMEOUT_S:g} s"
-    if done.returncode == 0:
+    if result.returncode == 0:
         return None
-    lines = done.stderr.strip().splitlines()
-    return lines[-1] if lines else f"exit status {done.returncode}"
+    lines = result.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit status {result.returncode}"
 
 
 def _attempt(kind: NamespaceKind, folder: Path) -> int:

@@ -34,7 +34,7 @@ class Outside(Protocol):
     """Files of the host that a device reads and writes while it runs."""
 
     def accepted_keys(self) -> list[RSAPublicKey]:
-        """Return the keys whose holders may connect, as they are now."""
+        """Read the adb keys that may connect."""
 
     def write_event(self, line: bytes) -> None:
         """Append a line to the event log."""
@@ -54,9 +54,9 @@ class DirectOutside:
         self.write_event = self._events.write
 
     def accepted_keys(self) -> list[RSAPublicKey]:
-        """Return the keys whose holders may connect, as they are now."""
-        keys, refused = load_keys(self._key_files)
-        for line in refused:
+        """Read the adb keys that may connect."""
+        keys, remarks = load_keys(self._key_files)
+        for line in remarks:
             logging.getLogger(__name__).warning("key left out: %s", line)
         return keys
 
@@ -72,7 +72,7 @@ class SupervisedOutside:
     connection: socket.socket
 
     def accepted_keys(self) -> list[RSAPublicKey]:
-        """Return the keys whose holders may connect, as they are now."""
+        """Ask for the adb keys that may connect."""
         self.connection.send(_KEYS)
         answer = json.loads(self.connection.recv(_MAX_MESSAGE))
         return [RSAPublicNumbers(exponent, int(n, 16)).public_key() for exponent, n in answer]
@@ -89,7 +89,7 @@ def supervise(pid: int, connection: socket.socket, log: int, files: DirectOutsid
     Args:
         pid: its process; SIGTERM and SIGINT are passed on to it.
         connection: our end of the one in its `SupervisedOutside`.
-        log: our end of a pipe with what it logs.
+        log: our end of the pipe that it logs to.
     """
 
     def forward(number: int, _frame: object) -> None:
@@ -154,6 +154,6 @@ def _shorten(descriptor: int) -> None:
     # It is open for writing only.
     with open(f"/proc/self/fd/{descriptor}", "rb") as file:  # noqa: PTH123 - no path
         file.seek(-_KEPT_LOG_BYTES, os.SEEK_END)
-        kept = file.read()
+        tail = file.read()
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, kept[kept.find(b"\n") + 1 :])
+    os.write(descriptor, tail[tail.find(b"\n") + 1 :])

@@ -51,8 +51,8 @@ class ProcessTracker:
 
     Orphans become children of this process (`PR_SET_CHILD_SUBREAPER`, or pid 1 of a PID
     namespace), so daemons stay below it and can be found. A process belongs to the device that
-    started it or one of its ancestors, or whose folder its environment names: a daemon may have
-    shed its ancestors. Belongs to one event loop, in the main thread.
+    started it or one of its ancestors, or to the device of the folder in its environment: a daemon
+    may have shed its ancestors. Belongs to one event loop, in the main thread.
     """
 
     def __init__(self) -> None:
@@ -106,12 +106,12 @@ class ProcessTracker:
         """Kill the processes that `find` returns until it returns none."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _KILL_PATIENCE_S
-        while left := find():
-            for process in left:
+        while processes := find():
+            for process in processes:
                 send_signal(process.pid, signal.SIGKILL)
             self.reap()
             if loop.time() > deadline:
-                log.error("could not kill %s", [process.pid for process in left])
+                log.error("could not kill %s", [process.pid for process in processes])
                 return
             await asyncio.sleep(0.01)
         self.reap()
@@ -259,13 +259,13 @@ def kill_leftovers(folders: Collection[Path]) -> None:
     recorded, as if their power had gone.
     """
     deadline = time.monotonic() + _KILL_PATIENCE_S
-    while left := [
+    while pids := [
         process.pid
         for process in all_processes()
         if process.alive and process.pid != os.getpid() and marked_folder(process.pid) in folders
     ]:
-        log.warning("killing processes that a device left: %s", left)
-        for pid in left:
+        log.warning("killing processes that a device left: %s", pids)
+        for pid in pids:
             kill_tree(pid)
         if time.monotonic() > deadline:
             return

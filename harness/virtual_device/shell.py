@@ -85,9 +85,9 @@ class ReadEnd:
         return b""
 
     def finish(self) -> None:
-        """End after what is in it now, whoever holds its other end."""
-        waiting = fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4))
-        self._left = int.from_bytes(waiting, sys.byteorder)
+        """End after the bytes that are in it now, though its other end may still be open."""
+        count = fcntl.ioctl(self._descriptor, termios.FIONREAD, bytes(4))
+        self._left = int.from_bytes(count, sys.byteorder)
         self._ready.set()
 
     def close(self) -> None:
@@ -355,11 +355,11 @@ class _Shell:
     async def _pump(self, kind: PacketKind, output: ReadEnd) -> None:
         command = (self._request.command or b"").decode("utf-8", "replace")
         garbage = self._activity.draw_babble(command) if kind is PacketKind.STDOUT else None
-        sent = 0
-        while garbage is not None and sent < garbage:
-            data = os.urandom(int(min(_GARBAGE, garbage - sent)))
+        count = 0
+        while garbage is not None and count < garbage:
+            data = os.urandom(int(min(_GARBAGE, garbage - count)))
             await self._send(kind, data)
-            sent += len(data)
+            count += len(data)
         while data := await output.read():
             if garbage is None:
                 await self._send(kind, data)

@@ -84,7 +84,7 @@ class Storage:
 def used_bytes(folder: Path) -> int:
     """Return the size of all files below a folder, in whole blocks, hard links counted once."""
     total = 0
-    seen: set[tuple[int, int]] = set()
+    links: set[tuple[int, int]] = set()
     for parent, _, names in os.walk(folder):
         for name in names:
             try:
@@ -92,9 +92,9 @@ def used_bytes(folder: Path) -> int:
             except OSError:
                 continue
             if status.st_nlink > 1:
-                if (status.st_dev, status.st_ino) in seen:
+                if (status.st_dev, status.st_ino) in links:
                     continue
-                seen.add((status.st_dev, status.st_ino))
+                links.add((status.st_dev, status.st_ino))
             total += -(-status.st_size // _BLOCK) * _BLOCK
     return total
 

@@ -172,14 +172,14 @@ class ExactReader:
             self._rest = await self._stream.read()
             if not self._rest:
                 raise StreamClosedError
-        taken, self._rest = self._rest[:limit], self._rest[limit:]
-        return taken
+        part, self._rest = self._rest[:limit], self._rest[limit:]
+        return part
 
     async def exactly(self, count: int) -> bytes:
         """Read exactly `count` bytes."""
         if len(self._rest) >= count:
-            taken, self._rest = bytes(self._rest[:count]), self._rest[count:]
-            return taken
+            part, self._rest = bytes(self._rest[:count]), self._rest[count:]
+            return part
         parts = bytearray()
         while len(parts) < count:
             parts += await self.some(count - len(parts))

@@ -26,12 +26,9 @@ _MAX_PATH = 1024
 _MAX_DATA = 64 * 1024
 
 _REQUEST = struct.Struct("<4sI")
-"""id, length of the path that follows; also id and length of DATA, or id and mtime of DONE."""
+"""id, length of the path that follows; also id and length of DATA, mtime of DONE, flags of RCV2."""
 _SEND_SETUP = struct.Struct("<4sII")
 """SND2: id, mode, flags."""
-_RECV_SETUP = struct.Struct("<4sI")
-"""RCV2: id, flags."""
-_DATA_HEADER = _REQUEST
 
 _STAT_V1 = struct.Struct("<4sIII")
 _STAT_V2 = struct.Struct("<4sIQQIIIIQqqq")
@@ -45,7 +42,7 @@ _DONE = _REQUEST.pack(b"DONE", 0)
 _BATCH = 1024 * 1024
 _MOST_TOGETHER = 64
 _MAX_LINK = 4096
-_HEAD = _DATA_HEADER.size
+_HEAD = _REQUEST.size
 
 
 def _stat_v1(ident: bytes, status: os.stat_result | None) -> bytes:
@@ -219,8 +216,8 @@ class _Receiver:
     async def receive(self, request: _SendRequest) -> bool:
         """Receive a file or link; false after a failure, which ends the session.
 
-        A failure is reported at once. What the client has sent meanwhile is then read and dropped,
-        because many clients look at the answer only once they have sent everything.
+        A failure is reported at once. Data that the client has sent meanwhile is then read and
+        dropped, because many clients look at the answer only once they have sent everything.
         """
         data = _Data(self._reader)
         async with self._host.faults.activity("push", detail=request.path) as activity:
@@ -253,29 +250,29 @@ class _Receiver:
     async def _receive_file(self, data: "_Data", request: _SendRequest, activity: Activity) -> bool:
         file = IncomingFile(request.path)
         storage = self._host.storage
-        counted: bool | None = None
-        received = 0
+        is_ours: bool | None = None
+        total = 0
         try:
             async for parts in data.batches():
                 count = sum(len(part) for part in parts)
-                received += count
+                total += count
                 await activity.transfer(count)
                 if storage.limit_bytes is not None:
-                    if counted is None:
-                        counted = await asyncio.to_thread(self._host.filesystem.owns, request.path)
-                    if counted:
+                    if is_ours is None:
+                        is_ours = await asyncio.to_thread(self._host.filesystem.owns, request.path)
+                    if is_ours:
                         storage.claim(count)
-                if data.done and received == count:
+                if data.done and total == count:
                     small = _SmallFile(request, parts, activity.draw_flips(count), data.mtime)
                     return await self._take(small, activity)
                 if not await self.flush():
                     return False
                 await asyncio.to_thread(file.write, parts)
-            await asyncio.to_thread(file.flip, activity.draw_flips(received))
+            await asyncio.to_thread(file.flip, activity.draw_flips(total))
             await asyncio.to_thread(file.commit, request.mode, data.mtime)
         except BaseException:
             file.abort()
-            if counted:
+            if is_ours:
                 storage.invalidate()
             raise
         return await self._confirm(activity)
@@ -306,7 +303,7 @@ class _Receiver:
 
 
 class _Block:
-    """One message to the client, laid out as DATA messages whose bodies the disk fills, and DONE.
+    """One message to the client: DATA messages, and DONE behind the last.
 
     The file is read straight into the gaps between the headers, so nothing is copied.
     """
@@ -326,31 +323,31 @@ class _Block:
         The end goes into the same message: as one of its own, DONE of a small file would wait
         in the adb server for the client's delayed acknowledgement of the data, 40 ms (Nagle).
         """
-        filled, ended = self._read(descriptor)
-        whole, rest = divmod(filled, self._body)
+        size, at_end = self._read(descriptor)
+        whole, rest = divmod(size, self._body)
         step = _HEAD + self._body
         for index in range(whole):
-            _DATA_HEADER.pack_into(self._memory, index * step, b"DATA", self._body)
-        used = whole * step
+            _REQUEST.pack_into(self._memory, index * step, b"DATA", self._body)
+        end = whole * step
         if rest:
-            _DATA_HEADER.pack_into(self._memory, used, b"DATA", rest)
-            used += _HEAD + rest
-        if ended:
-            self._memory[used : used + len(_DONE)] = _DONE
-            used += len(_DONE)
-        return memoryview(self._memory)[:used], ended
+            _REQUEST.pack_into(self._memory, end, b"DATA", rest)
+            end += _HEAD + rest
+        if at_end:
+            self._memory[end : end + len(_DONE)] = _DONE
+            end += len(_DONE)
+        return memoryview(self._memory)[:end], at_end
 
     def _read(self, descriptor: int) -> tuple[int, bool]:
         """Read until the block is full or the file ends; return the count, and whether it ended."""
-        filled = 0
+        count_read = 0
         capacity = len(self._bodies) * self._body
-        while filled < capacity:
-            index, offset = divmod(filled, self._body)
+        while count_read < capacity:
+            index, offset = divmod(count_read, self._body)
             count = os.readv(descriptor, [self._bodies[index][offset:], *self._bodies[index + 1 :]])
             if not count:
-                return filled, True
-            filled += count
-        return filled, False
+                return count_read, True
+            count_read += count
+        return count_read, False
 
 
 class _OutgoingFile:
@@ -474,7 +471,7 @@ class _Session:
         path = self._resolve(name)
         if ident in {b"RECV", b"RCV2"}:
             if ident == b"RCV2":
-                _, flags = _RECV_SETUP.unpack(await self._reader.exactly(_RECV_SETUP.size))
+                _, flags = _REQUEST.unpack(await self._reader.exactly(_REQUEST.size))
                 _refuse_flags(flags)
             async with self._host.faults.activity("pull", detail=path) as activity:
                 await self._sender.send(path, activity)

@@ -139,8 +139,8 @@ class Userland:
         file = self.filesystem.root / "state" / "log"
         with contextlib.suppress(OSError):
             if file.exists() and file.stat().st_size > _MAX_LOG:
-                kept = file.read_bytes()[-_MAX_LOG // 2 :]
-                file.write_bytes(kept[kept.find(b"\n") + 1 :])
+                tail = file.read_bytes()[-_MAX_LOG // 2 :]
+                file.write_bytes(tail[tail.find(b"\n") + 1 :])
             with file.open("a", encoding="utf-8") as log:
                 log.write(line)
 

@@ -42,8 +42,8 @@ class AdbDeviceInfo:
     """A line of `adb devices -l`.
 
     Attributes:
-        serial: what adb's `-s` takes: the serial; of a device whose serial others at this server
-            have too, its USB port, e.g. `usb:1-4`.
+        serial: its name for adb's `-s`: the serial; its USB port, e.g. `usb:1-4`, if others at this
+            server have the same.
         state: `device` when usable, else `offline`, `unauthorized`, `recovery`, ...
         details: `usb`, `product`, `model`, `device`, `transport_id`, as far as known.
         shared_serial: its serial, if others have it too.
@@ -71,9 +71,9 @@ class AdbServer:
     Attributes:
         address: where it listens.
         version: its protocol version: 41 for adb 1.0.41.
-        owner: the user who runs it, where that is another than this process's.
-        adb_path: the program that it was started with, if it was us who started it.
-        name: what people know it by, where its address says nothing to them.
+        owner: the user of its process, if it is another than ours.
+        adb_path: the program that it was started with, if we started it.
+        name: its name for people, where its address says nothing to them.
     """
 
     address: ServerAddress
@@ -89,7 +89,7 @@ class AdbServer:
         return self.name or str(self.address)
 
     def devices(self) -> list[AdbDeviceInfo]:
-        """Return all devices it knows, in whatever state."""
+        """Return all devices it knows, in any state."""
         try:
             return parse_devices(self._ask("host:devices-l"))
         except FailReply as error:
@@ -99,7 +99,7 @@ class AdbServer:
         """Make it connect to the TCP device `host:port`, and wait until that is usable.
 
         A connection that it has already, but that has gone bad, is made anew. One process of this
-        user does so at a time: what one is connecting looks bad to the others until it is done.
+        user does so at a time: a connection in the making looks bad to the others.
 
         Raises:
             DeviceUnauthorizedError: the device does not accept the server's key.

@@ -1,7 +1,7 @@
-"""One connection to an adb server, all of whose waiting ends by one deadline.
+"""Connection to an adb server, in which all waiting ends by one deadline.
 
-adbutils speaks the same protocol, and is where our `adb` program comes from; `docs/devices.md` has
-what its client does not hold.
+adbutils, from which our `adb` program comes, speaks the same protocol; `docs/devices.md` says why
+its client does not do.
 
 Protocol: AOSP `packages/modules/adb/docs/dev/{overview,services}.md`.
 """
@@ -76,11 +76,7 @@ class ServerAddress:
 
 
 def address_from(environ: Mapping[str, str]) -> ServerAddress | None:
-    """Return the address that `environ` names, if it names one.
-
-    Raises:
-        AdbServerError: a variable has a form that cannot be used.
-    """
+    """Return the address that `environ` names, if it names one."""
     if spec := environ.get("ADB_SERVER_SOCKET"):
         return _parse_socket(spec)
     host = environ.get("ANDROID_ADB_SERVER_ADDRESS") or environ.get("ANDROID_ADB_SERVER_HOST")
@@ -99,8 +95,8 @@ def _parse_socket(spec: str) -> ServerAddress:
         return ServerAddress(path=spec.removeprefix(_UNIX))
     match = _TCP.fullmatch(spec)
     if match is None:
-        known = "tcp:HOST:PORT, tcp:PORT and localfilesystem:/PATH"
-        raise AdbServerError(f"{name}={spec!r}", f"only {known} are supported")
+        forms = "tcp:HOST:PORT, tcp:PORT and localfilesystem:/PATH"
+        raise AdbServerError(f"{name}={spec!r}", f"only {forms} are supported")
     host = (match["host"] or DEFAULT_HOST).strip("[]")
     return ServerAddress(host, _parse_port(name, match["port"], spec))
 
@@ -149,6 +145,7 @@ class Connection(Closeable):
 
     Raises:
         ServerUnreachable: nothing listens there.
+        StreamClosed: by any method, when the other side closes the connection.
         DeadlineExceeded: by any method, when the deadline passes.
         Stalled: by any method, after a silence of `stall_s`.
     """
@@ -178,7 +175,6 @@ class Connection(Closeable):
 
         Raises:
             FailReply: it was not, with the reason.
-            StreamClosed: no answer came.
         """
         data = service.encode("utf-8", "surrogateescape")
         if len(data) > _MAX_SERVICE:
@@ -187,12 +183,7 @@ class Connection(Closeable):
         self.expect_okay()
 
     def expect_okay(self) -> None:
-        """Wait for the server's consent.
-
-        Raises:
-            FailReply: it refused, with the reason.
-            StreamClosed: no answer came.
-        """
+        """Wait for the server's consent; see `request`."""
         status = self.receive(4)
         if status == b"FAIL":
             raise FailReply(self.receive_block())
@@ -207,11 +198,7 @@ class Connection(Closeable):
         return self.receive(int(digits, 16)).decode("utf-8", "replace")
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of `data`.
-
-        Raises:
-            StreamClosed: the other side does not take it any more.
-        """
+        """Send all of `data`."""
         self._socket.settimeout(self._patience_s())
         try:
             self._socket.sendall(data)
@@ -225,7 +212,6 @@ class Connection(Closeable):
 
         Raises:
             FailReply: the file ended before.
-            StreamClosed: the other side does not take it any more.
         """
         end = offset + count
         try:
@@ -233,7 +219,7 @@ class Connection(Closeable):
             self._socket.sendall(head, _MORE_FOLLOWS)
             while offset < end:
                 try:
-                    sent = os.sendfile(self._socket.fileno(), file, offset, end - offset)
+                    count_sent = os.sendfile(self._socket.fileno(), file, offset, end - offset)
                 except BlockingIOError:
                     self.wait(readable=False, writable=True)
                     continue
@@ -242,17 +228,17 @@ class Connection(Closeable):
                         raise
                     data = os.pread(file, end - offset, offset)
                     self.send(data)
-                    sent = len(data)
-                if not sent:
+                    count_sent = len(data)
+                if not count_sent:
                     raise FailReply("the file became shorter while it was sent")
-                offset += sent
+                offset += count_sent
         except TimeoutError:
             raise self._late() from None
         except OSError as error:
             raise StreamClosed(str(error)) from error
 
     def send_some(self, data: memoryview) -> int:
-        """Send what the socket takes without waiting; gives the number of bytes."""
+        """Send as much as the socket takes without waiting; gives the number of bytes."""
         self._socket.settimeout(0)
         try:
             return self._socket.send(data)
@@ -262,11 +248,7 @@ class Connection(Closeable):
             raise StreamClosed(str(error)) from error
 
     def receive_some(self, limit: int) -> bytes:
-        """Receive at least one and at most `limit` bytes.
-
-        Raises:
-            StreamClosed: there are no more.
-        """
+        """Receive at least one and at most `limit` bytes."""
         self._socket.settimeout(self._patience_s())
         try:
             data = self._socket.recv(limit)
@@ -288,7 +270,7 @@ class Connection(Closeable):
         return bytes(data)
 
     def wait(self, *, readable: bool, writable: bool) -> tuple[bool, bool]:
-        """Wait until the socket is ready for one of what is asked; gives (readable, writable)."""
+        """Wait until the socket is ready for one of these; gives (readable, writable)."""
         flags = (select.POLLIN if readable else 0) | (select.POLLOUT if writable else 0)
         events = self._poll(flags, self._patience_s())
         if not events:

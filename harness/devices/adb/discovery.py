@@ -31,12 +31,7 @@ _WAYS_OUT = MappingProxyType(
 
 
 def connect_tcp(server: AdbServer, serial: str) -> None:
-    """Make a server connect to a TCP device that it does not know yet; others are left alone.
-
-    Raises:
-        DeviceConnectError: it cannot.
-        AdbServerError: the server cannot be reached.
-    """
+    """Make a server connect to a TCP device that it does not know yet; others are left alone."""
     if TCP_SERIAL.fullmatch(serial):
         states = {entry.serial: entry.state for entry in server.devices()}
         if states.get(serial, "offline") == "offline":
@@ -54,25 +49,25 @@ def open_device(serial: str | None = None, *, server: AdbServer | None = None) -
     """
     server = server or ensure_server()
     entries = server.devices()
-    wanted = serial or os.environ.get("ANDROID_SERIAL") or None
-    if wanted is None:
+    name = serial or os.environ.get("ANDROID_SERIAL") or None
+    if name is None:
         usable = [entry for entry in entries if entry.usable]
         if len(usable) > 1:
             raise SeveralDevicesError(tuple(entry.serial for entry in usable))
         if not usable and len(entries) == 1:
             raise _unusable(server, entries[0])
-        chosen = usable[0] if usable else None
+        choice = usable[0] if usable else None
     else:
-        same = tuple(entry.serial for entry in entries if entry.shared_serial == wanted)
+        same = tuple(entry.serial for entry in entries if entry.shared_serial == name)
         if same:
-            raise SeveralDevicesError(same, wanted)
-        chosen = next((entry for entry in entries if entry.is_named(wanted)), None)
-    if chosen is None:
+            raise SeveralDevicesError(same, name)
+        choice = next((entry for entry in entries if entry.is_named(name)), None)
+    if choice is None:
         present = tuple(f"{entry.serial} ({entry.state})" for entry in entries)
-        raise NoDeviceError(wanted, present)
-    if not chosen.usable:
-        raise _unusable(server, chosen)
-    return Device(AdbTransport(server, wanted or chosen.serial))
+        raise NoDeviceError(name, present)
+    if not choice.usable:
+        raise _unusable(server, choice)
+    return Device(AdbTransport(server, name or choice.serial))
 
 
 def _unusable(server: AdbServer, entry: AdbDeviceInfo) -> HarnessError:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from buildlib.closeable import Closeable
 from harness.devices.adb.client import AdbDeviceInfo, AdbServer
-from harness.devices.adb.connection import ServerAddress
+from harness.devices.adb.connection import DEFAULT_PORT, ServerAddress
 from harness.devices.adb.discovery import connect_tcp, open_device
 from harness.devices.adb.server import resolve_server
 from harness.devices.adb.transport import AdbTransport
@@ -15,8 +15,6 @@ from harness.devices.device import Device
 from harness.devices.ssh.host import SshHost
 from harness.devices.ssh.tunnel import Tunnel
 from harness.errors import AdbServerError, NoDeviceError
-
-DEFAULT_PORT = 5037
 
 
 class RemoteAdb(Closeable):
@@ -55,25 +53,19 @@ class RemoteAdb(Closeable):
             tunnel = self._tunnel
         with _explained(tunnel):
             try:
-                found = resolve_server(ServerAddress(*tunnel.address))
+                server = resolve_server(ServerAddress(*tunnel.address))
             except AdbServerError as error:
                 reason = tunnel.refusal or error.reason
                 hint = f"{reason}; `adb start-server` on {self._name} starts one"
                 raise AdbServerError(self._shown, hint) from None
-        return replace(found, name=self._shown)
+        return replace(server, name=self._shown)
 
     def devices(self) -> list[AdbDeviceInfo]:
         """Return all devices that it knows."""
         return self.server().devices()
 
     def open(self, serial: str) -> Device:
-        """Return a device of it, which calls itself `serial@host`.
-
-        Raises:
-            NoDeviceError, DeviceUnauthorizedError, DeviceNotReadyError: see `open_device`.
-            DeviceConnectError: see `connect_tcp`.
-            AdbServerError, HostError: see `server`.
-        """
+        """Return a device of it, which calls itself `serial@host`; see `open_device`."""
         server = self.server()
         connect_tcp(server, serial)
         try:
@@ -113,7 +105,7 @@ class _RemoteTransport(AdbTransport):
 
 @contextmanager
 def _explained(tunnel: Tunnel) -> Iterator[None]:
-    """Blame the adb server's host, or the way there, for what the server seems to do wrong."""
+    """Blame the adb server's host, or the way there, for errors of the server."""
     try:
         yield
     except AdbServerError as error:

@@ -1,15 +1,16 @@
 """Finding the adb server, and starting one where none runs.
 
-An adb server asks nobody who its clients are. One that we start therefore listens on a unix socket
-in a folder of the user's own, unless the environment names a port.
+An adb server serves any client. One that we start therefore listens on a unix socket in a folder of
+the user's own, unless the environment names a port.
 
-A server that runs belongs to whoever started it, and other people's devices hang on it: it is
-used whatever its version, never stopped and never replaced. It sees all that goes to its devices,
-and can answer in their place: one that belongs neither to this user nor to root is refused, unless
-the caller trusts its owner. For that reason the `adb` program is
-run for nothing but starting a server: as a client it would kill a server whose version is not its
-own. It is started as `adb server nodaemon`, under a lock, and gives up where the port is taken
-already, so that of several processes that start one at the same time exactly one wins.
+A server that runs has its own owner, and other people's devices hang on it: it is used with any
+version, never stopped and never replaced. So the `adb` program only starts servers: as a client it
+would kill a server of another version. It is started as `adb server nodaemon`, under a lock, and
+gives up where the port is taken already, so that of several processes that start one at the same
+time exactly one wins.
+
+A server sees all that goes to its devices, and can answer in their place: one that belongs neither
+to this user nor to root is refused, unless the caller trusts its owner.
 """
 
 import contextlib
@@ -59,9 +60,9 @@ def server_address() -> ServerAddress:
 
     A server of ours comes before another at adb's own port, because our devices hang on it.
     """
-    named = address_from(os.environ)
-    if named is not None:
-        return named
+    address = address_from(os.environ)
+    if address is not None:
+        return address
     usual, own = ServerAddress(), own_address()
     return usual if not is_taken(own) and is_taken(usual) else own
 
@@ -81,8 +82,7 @@ def resolve_server(
     """Return the adb server that runs at `address`, by default at `server_address()`.
 
     Args:
-        trusted_users: whose servers are used beside this user's and root's: names of accounts, or
-            their numbers.
+        trusted_users: accounts, by name or number, with servers to use beside ours and root's.
 
     Raises:
         AdbServerError: none runs there, something else does, or one of another user.
@@ -125,11 +125,7 @@ def ensure_server(
 
 
 def find_adb() -> Path:
-    """Return the `adb` program: the user's on the PATH, else the one that comes with adbutils.
-
-    Raises:
-        AdbServerError: there is neither.
-    """
+    """Return the `adb` program: the user's on the PATH, else the one that comes with adbutils."""
     import adbutils
 
     try:
@@ -158,11 +154,7 @@ def _probe(address: ServerAddress, trusted_users: Collection[str]) -> AdbServer:
 def _check_owner(
     connection: socket.socket, address: ServerAddress, trusted_users: Collection[str]
 ) -> str:
-    """Return the user who runs a server: empty for this user, and where nobody tells.
-
-    Raises:
-        AdbServerError: it is neither this user, root, nor trusted.
-    """
+    """Return the owner of a server, root or trusted: empty for this user, and if unknown."""
     others = sorted(server_owners(connection) - {os.geteuid()})
     for uid in others:
         name = user_name(uid)
@@ -232,10 +224,8 @@ def _start(address: ServerAddress, trusted_users: Collection[str]) -> AdbServer:
 
 
 def _spawn_detached(command: list[str], log_path: Path) -> int:
-    """Start a program in a session of its own, with nothing of ours open; gives its pid.
-
-    `subprocess` would warn when its object goes while the program runs on, as this one shall.
-    """
+    """Start a program in a session of its own, with nothing of ours open; gives its pid."""
+    # `subprocess` would warn when its object goes while the program runs on, as this one shall.
     log_flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     return os.posix_spawn(
         "/bin/sh",
@@ -251,10 +241,8 @@ def _spawn_detached(command: list[str], log_path: Path) -> int:
 
 
 def _listens(pid: int, address: ServerAddress) -> bool:
-    """Return whether a process of ours listens on `address`, by the kernel's own tables.
-
-    A table read while sockets come and go may lack lines: a `False` is worth asking again.
-    """
+    """Return whether a process of ours listens on `address`, by the kernel's own tables."""
+    # A table read while sockets come and go may lack lines: a `False` is worth asking again.
     sockets = set()
     try:
         for file in Path(f"/proc/{pid}/fd").iterdir():

@@ -1,4 +1,4 @@
-"""The sync protocol: files to and from a device, and what a path on it is.
+"""The sync protocol: files to and from a device, and their sizes there.
 
 Protocol: AOSP `packages/modules/adb/docs/dev/sync.md`. Files of one session are sent, and asked
 for, one after the other without waiting for the answers in between, as many small ones would cost
@@ -44,7 +44,7 @@ class FileStat:
 
 
 class SyncSession:
-    """An open `sync:` service.
+    """An open `sync:` service; its methods raise `FailReply` where the device refuses.
 
     Attributes:
         answered: how many of the sent files the device has confirmed.
@@ -78,11 +78,11 @@ class SyncSession:
         """
         path = _encode(f"{remote},{stat.S_IFREG | mode}")
         head = _REQUEST.pack(b"SEND", len(path)) + path
-        done = _REQUEST.pack(b"DONE", mtime & 0xFFFFFFFF)
+        end = _REQUEST.pack(b"DONE", mtime & 0xFFFFFFFF)
         file = source.fileno()
         size = os.fstat(file).st_size
         if size <= _DATA_MAX:
-            self._send_small(head, file, size, done)
+            self._send_small(head, file, size, end)
             if on_progress and size:
                 on_progress(size)
             return size
@@ -97,26 +97,18 @@ class SyncSession:
                 self._read_answer()
             if on_progress:
                 on_progress(step)
-        self._or_refusal(lambda: self._connection.send(done))
+        self._or_refusal(lambda: self._connection.send(end))
         return size
 
     def finish(self) -> None:
-        """Wait until the device has confirmed all that was sent.
-
-        Raises:
-            FailReply: it refused a file.
-        """
+        """Wait until the device has confirmed all that was sent."""
         while self._unanswered:
             self._read_answer()
 
     def receive(
         self, remote: str, sink: BinaryIO, on_progress: Callable[[int], None] | None = None
     ) -> int:
-        """Write a file of the device to `sink`; gives its size.
-
-        Raises:
-            FailReply: the device refuses to give it.
-        """
+        """Write a file of the device to `sink`; gives its size."""
         self._connection.send(_receive_request(remote))
         return self._receive_asked(sink, on_progress)
 
@@ -129,14 +121,11 @@ class SyncSession:
         """Write files of the device to `sinks`, in order; gives the sum of their sizes.
 
         `answered` counts the files that came whole.
-
-        Raises:
-            FailReply: the device refuses to give one.
         """
         total = 0
         self._connection.send(b"".join(map(_receive_request, remotes[:_ASKED_AHEAD])))
-        for number, opened in enumerate(sinks):
-            with opened as sink:
+        for number, opening in enumerate(sinks):
+            with opening as sink:
                 total += self._receive_asked(sink, on_progress)
             self.answered += 1
             # One at a time: each carries the acknowledgement of what came, which the adb server

@@ -182,12 +182,12 @@ class AdbTransport:
         """Ask Android; see `Transport.properties`."""
         deadline = Deadline.for_device(self.serial, "properties", timeout_s)
         props = properties.parse_getprop(device.shell("getprop", timeout_s=timeout_s).stdout)
-        left = deadline.remaining()
+        left_s = deadline.remaining()
         script = f"printf '@@battery\\n'; dumpsys battery 2>/dev/null\n{properties.HARDWARE}"
-        said = properties.parse(device.shell(script, timeout_s=left, check=False).stdout)
+        facts = properties.parse(device.shell(script, timeout_s=left_s, check=False).stdout)
         free = device.free_bytes(timeout_s=deadline.remaining())
-        battery = properties.parse_battery(said.get("battery", ""))
-        return properties.properties_from(self.serial, props, free, battery, said)
+        battery = properties.parse_battery(facts.get("battery", ""))
+        return properties.properties_from(self.serial, props, free, battery, facts)
 
     def reboot(self, device: Device, timeout_s: float) -> None:  # noqa: ARG002
         """Ask its adbd; see `Transport.reboot`."""
@@ -217,8 +217,8 @@ class AdbTransport:
         session: SyncSession | None = None
 
         def unanswered() -> str:
-            answered = session.answered if session else 0
-            return remotes[min(answered, len(remotes) - 1)] if remotes else ""
+            count = session.answered if session else 0
+            return remotes[min(count, len(remotes) - 1)] if remotes else ""
 
         with (
             self.typed(action, timeout_s, path=unanswered),
@@ -229,12 +229,12 @@ class AdbTransport:
             yield session
 
     def _check(self, stat: FileStat | None, remote: str, sent: int, *, v2: bool) -> None:
-        """Compare what arrived with what was sent."""
-        expected = sent if v2 else sent & 0xFFFFFFFF
+        """Compare the size of a file on the device with the one sent."""
+        size = sent if v2 else sent & 0xFFFFFFFF
         # A link is followed by the push, but not by the stat.
-        if stat is None or (stat.is_file and stat.size != expected):
-            size = "no file" if stat is None else f"{stat.size} bytes"
-            reason = f"{size} arrived of the {sent} bytes sent"
+        if stat is None or (stat.is_file and stat.size != size):
+            arrival = "no file" if stat is None else f"{stat.size} bytes"
+            reason = f"{arrival} arrived of the {sent} bytes sent"
             raise DeviceTransferError(self.serial, remote, reason)
 
     def _closed(self, action: str, reason: str) -> HarnessError:
@@ -278,7 +278,7 @@ class _Kind(enum.IntEnum):
 class ShellSession:
     """A running command on an open `shell,v2,raw:` service.
 
-    `stdout` and `stderr` get what the command writes, as it comes.
+    `stdout` and `stderr` get the command's output as it comes.
     """
 
     def __init__(self, connection: Connection, stdout: Sink, stderr: Sink) -> None:
@@ -290,12 +290,7 @@ class ShellSession:
         self._left = 0
 
     def run(self, stdin: bytes | None = None) -> int:
-        """Feed `stdin`, hand on the output until the command ends; gives its exit status.
-
-        Raises:
-            StreamClosed: the connection ended before the command.
-            DeadlineExceeded: the connection's time is over.
-        """
+        """Feed `stdin`, hand on the output until the command ends; gives its exit status."""
         outgoing = memoryview(_input_packets(stdin or b""))
         while True:
             readable, writable = self._connection.wait(readable=True, writable=bool(outgoing))
@@ -314,9 +309,9 @@ class ShellSession:
         view = memoryview(data)
         while view:
             if not self._left:
-                missing = _PACKET_HEADER.size - len(self._header)
-                self._header += view[:missing]
-                view = view[missing:]
+                room = _PACKET_HEADER.size - len(self._header)
+                self._header += view[:room]
+                view = view[room:]
                 if len(self._header) < _PACKET_HEADER.size:
                     return None
                 self._kind, self._left = _PACKET_HEADER.unpack(self._header)

@@ -65,7 +65,7 @@ def resolve_host(asked: str, config_file: Path | None = None) -> SshHostConfig:
         config_file: in place of `~/.ssh/config` and the system's; it need not exist.
 
     Raises:
-        HostError: the configuration cannot be used, or asks for what is not supported.
+        HostError: the configuration cannot be used, or has a setting that is not supported.
     """
     return _resolve(asked, config_file, (), ())
 
@@ -73,7 +73,7 @@ def resolve_host(asked: str, config_file: Path | None = None) -> SshHostConfig:
 def _resolve(
     asked: str, config_file: Path | None, via: tuple[str, ...], jumps: Sequence[str]
 ) -> SshHostConfig:
-    """Resolve a host; `jumps` lead there instead of what its own configuration says."""
+    """Resolve a host; `jumps` lead there instead of those of its own configuration."""
     match = _TARGET.fullmatch(asked)
     if not match:
         raise HostError(asked, "a host is HOST, USER@HOST or one of them with :PORT")
@@ -119,13 +119,9 @@ def _resolve(
 
 
 def _settings(asked: str, config_file: Path | None, words: Sequence[str]) -> Mapping[str, str]:
-    """Return the settings that `ssh -G` prints, those that may be repeated on several lines.
-
-    Args:
-        words: the host, and options before it.
-    """
+    """Return the settings that `ssh -G` prints for the host in `words`; repeated ones by line."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["ssh", "-G", "-T", *_config_option(config_file), *words],  # noqa: S607 - the user's
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -140,20 +136,17 @@ def _settings(asked: str, config_file: Path | None, words: Sequence[str]) -> Map
         raise HostError(asked, reason) from None
     except (OSError, ValueError) as error:
         raise HostError(asked, one_line(str(error))) from None
-    if done.returncode:
-        raise HostError(asked, one_line(os.fsdecode(done.stderr)))
+    if result.returncode:
+        raise HostError(asked, one_line(os.fsdecode(result.stderr)))
     settings: dict[str, str] = {}
-    for line in os.fsdecode(done.stdout).splitlines():
+    for line in os.fsdecode(result.stdout).splitlines():
         key, _, value = line.partition(" ")
         settings[key] = f"{settings[key]}\n{value}" if key in settings else value
     return settings
 
 
 def _config_option(config_file: Path | None) -> list[str]:
-    """Return `-F FILE`, which also keeps the system's configuration out, where it is needed.
-
-    OpenSSH finds the user's by the home folder of the user's account, not by `HOME`.
-    """
+    """Return `-F FILE` where it is needed: OpenSSH finds its configuration not by `HOME`."""
     file = config_file or Path(os.path.expanduser("~/.ssh/config"))  # noqa: PTH111 - never raises
     try:
         home = pwd.getpwuid(os.getuid()).pw_dir
@@ -167,10 +160,7 @@ def _config_option(config_file: Path | None) -> list[str]:
 def _expanded(
     asked: str, config_file: Path | None, words: Sequence[str], names: str
 ) -> Iterator[str]:
-    """Yield the files of a setting whose tokens `ssh -G` leaves as they are.
-
-    It expands those of known_hosts files, which are the same tokens.
-    """
+    """Expand tokens in the names of files, as known_hosts files: `ssh -G` expands no others."""
     for name in names.splitlines():
         if "%" not in name and "${" not in name:
             yield name

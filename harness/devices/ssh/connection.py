@@ -22,25 +22,20 @@ from harness.errors import HostAuthError, HostError, HostUnreachableError, one_l
 
 
 def authenticate(transport: paramiko.Transport, host: SshHostConfig, deadline: Deadline) -> None:
-    """Offer keys until the host takes one.
-
-    Raises:
-        HostAuthError: it takes none.
-        DeadlineExceeded: the time is over.
-    """
+    """Offer keys until the host takes one."""
     remarks: list[str] = []
-    offered = 0
+    count = 0
     agent = _agent(remarks)
     try:
         for key in _keys(host, agent, remarks):
             transport.auth_timeout = deadline.remaining()
-            offered += 1
+            count += 1
             try:
                 transport.auth_publickey(host.user, key)
             except paramiko.SSHException as error:
                 if not transport.is_active():
                     remarks.append(
-                        f"it hung up after {offered} keys: name the right one with "
+                        f"it hung up after {count} keys: name the right one with "
                         "IdentityFile and IdentitiesOnly"
                     )
                     break
@@ -52,10 +47,10 @@ def authenticate(transport: paramiko.Transport, host: SshHostConfig, deadline: D
         if agent is not None:
             agent.close()
     deadline.remaining()
-    said = "".join(f"; {remark}" for remark in remarks)
+    details = "".join(f"; {remark}" for remark in remarks)
     raise HostAuthError(
         host.asked,
-        f"it does not let {host.user} in: it accepted none of {offered} keys{said}",
+        f"it does not let {host.user} in: it accepted none of {count} keys{details}",
     )
 
 
@@ -107,17 +102,19 @@ def _agent(remarks: list[str]) -> paramiko.Agent | None:
 def _keys(
     host: SshHostConfig, agent: paramiko.Agent | None, remarks: list[str]
 ) -> Iterator[paramiko.PKey]:
-    named = {blob for file in host.key_files if (blob := _public_blob(file))}
-    held = [_Refusable(key, remarks) for key in agent.get_keys()] if agent else []
-    seen: set[bytes] = set()
-    preferred = [key for key in held if key.asbytes() in named]
-    others = [] if host.only_these_keys else [key for key in held if key.asbytes() not in named]
+    public = {blob for file in host.key_files if (blob := _public_blob(file))}
+    agent_keys = [_Refusable(key, remarks) for key in agent.get_keys()] if agent else []
+    blobs: set[bytes] = set()
+    preferred = [key for key in agent_keys if key.asbytes() in public]
+    others = (
+        [] if host.only_these_keys else [key for key in agent_keys if key.asbytes() not in public]
+    )
     for agent_key in preferred + others:
-        seen.add(agent_key.asbytes())
+        blobs.add(agent_key.asbytes())
         yield agent_key
     for file in host.key_files:
-        key = _load(file, seen, remarks)
-        if key is not None and key.asbytes() not in seen:
+        key = _load(file, blobs, remarks)
+        if key is not None and key.asbytes() not in blobs:
             yield key
 
 
@@ -161,7 +158,7 @@ def connect(
         HostUnreachableError, HostAuthError, HostError
         DeadlineExceeded: the time is over.
     """
-    known = known_keys(host)
+    host_keys = known_keys(host)
     link = _link(host, deadline, jump)
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(hang_up, link)  # a transport that has not begun yet leaves it open
@@ -170,7 +167,7 @@ def connect(
         except (paramiko.SSHException, OSError) as error:
             raise HostUnreachableError(host.asked, str(error)) from None
         on_failure.callback(hang_up, transport)
-        _establish(transport, host, known, deadline)
+        _establish(transport, host, host_keys, deadline)
         authenticate(transport, host, deadline)
         transport.set_keepalive(host.keepalive_s)
         on_failure.pop_all()
@@ -211,22 +208,22 @@ def hang_up(end: paramiko.Transport | paramiko.Channel | socket.socket) -> None:
 def _establish(
     transport: paramiko.Transport, host: SshHostConfig, known: KnownKeys, deadline: Deadline
 ) -> None:
-    """Agree on keys, and see that the host is who it should be."""
+    """Agree on keys, and check the host's key."""
     # What goes wrong is raised to us; without a handler, logging would print it as well.
     logging.getLogger(_LOG).addHandler(logging.NullHandler())
     transport.set_log_channel(_LOG)
     transport.daemon = True
     options = transport.get_security_options()
     options.key_types = algorithms(known.trusted, options.key_types)
-    left = deadline.remaining()
-    transport.banner_timeout = transport.handshake_timeout = left
+    left_s = deadline.remaining()
+    transport.banner_timeout = transport.handshake_timeout = left_s
     try:
-        transport.start_client(timeout=left)
+        transport.start_client(timeout=left_s)
     except (paramiko.SSHException, OSError, EOFError) as error:
         deadline.remaining()
         link = transport.sock
-        said = link.last_words() if isinstance(link, _CommandLink) else ""
-        reason = said or str(error) or "it hung up"
+        last_words = link.last_words() if isinstance(link, _CommandLink) else ""
+        reason = last_words or str(error) or "it hung up"
         raise HostUnreachableError(host.asked, reason) from None
     deadline.remaining()  # it returns also when the time is over
     check_host_key(host, known, transport.get_remote_server_key())
@@ -293,16 +290,16 @@ class _CommandLink(socket.socket):
                     self._process.wait(_COMMAND_END_S)
 
     def last_words(self) -> str:
-        """Return how the command ended and what it wrote to stderr; empty while it runs."""
+        """Return how the command ended and its stderr; empty while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self._process.wait(_COMMAND_END_S)
             self._listener.join(_COMMAND_END_S)
-            said = one_line(self._said.decode("utf-8", "replace"))
-            return f"its ProxyCommand ended with status {status}" + (f": {said}" if said else "")
+            text = one_line(self._said.decode("utf-8", "replace"))
+            return f"its ProxyCommand ended with status {status}" + (f": {text}" if text else "")
         return ""
 
     def _listen(self) -> None:
-        """Keep the end of what the command writes to stderr."""
+        """Keep the end of the command's stderr."""
         stderr = self._process.stderr
         assert stderr is not None  # noqa: S101 - as it was started
         with stderr:

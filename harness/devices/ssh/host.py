@@ -33,7 +33,6 @@ def run(
 
     Raises:
         StreamClosed: the connection ended before the command.
-        DeadlineExceeded: the time is over.
         FailReply, HostUnreachableError and others: see `SshHost.session`.
     """
     channel = host.session(deadline)
@@ -67,12 +66,12 @@ def _read(channel: paramiko.Channel, stdout: Sink, stderr: Sink, deadline: Deadl
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     while True:
-        ended = channel.eof_received or channel.closed
+        at_end = channel.eof_received or channel.closed
         if channel.recv_ready():
             stdout.write(channel.recv(_READ))
         elif channel.recv_stderr_ready():
             stderr.write(channel.recv_stderr(_READ))
-        elif ended:
+        elif at_end:
             return
         else:
             poll.poll(deadline.remaining() * 1000)
@@ -92,7 +91,7 @@ class SshHost(Closeable):
     """A host to run commands on, exchange files with and reach ports of.
 
     It connects when first asked to, and again after the connection was lost. A context manager
-    that closes what it opened, also the host that it jumps through.
+    that closes its connections, also to the host that it jumps through.
     """
 
     def __init__(self, config: SshHostConfig) -> None:
@@ -113,7 +112,7 @@ class SshHost(Closeable):
         return self._config
 
     def close(self) -> None:
-        """Close the connection; what runs over it fails. Whoever asks again connects again."""
+        """Close the connection; commands over it fail. The next use connects again."""
         self._closings += 1
         transport, self._transport = self._transport, None
         if transport is not None:
@@ -122,11 +121,7 @@ class SshHost(Closeable):
             self._jump.close()
 
     def connect(self) -> None:
-        """Connect now, if there is no connection, within the host's own `ConnectTimeout`.
-
-        Raises:
-            HostUnreachableError, HostAuthError, HostError
-        """
+        """Connect now, if there is no connection, within the host's own `ConnectTimeout`."""
         timeout_s = self._config.connect_timeout_s
         try:
             self.ensure_connected(Deadline(timeout_s))
@@ -138,7 +133,6 @@ class SshHost(Closeable):
 
         Raises:
             HostUnreachableError, HostAuthError, HostError
-            DeadlineExceeded: the time is over.
         """
         if not self._lock.acquire(timeout=deadline.remaining()):
             raise DeadlineExceeded
@@ -169,7 +163,7 @@ class SshHost(Closeable):
 
         Raises:
             FailReply: nothing listens there, or the host forwards nothing.
-            StreamClosed and others: see `session`.
+            StreamClosed: the connection was lost.
         """
         return self._open("direct-tcpip", address, deadline)
 
@@ -198,8 +192,8 @@ class SshHost(Closeable):
                 timeout=deadline.remaining(),
             )
         except paramiko.ChannelException as error:
-            refused = error.text if address else f"it opens no more sessions: {error.text}"
-            raise FailReply(refused) from None
+            reason = error.text if address else f"it opens no more sessions: {error.text}"
+            raise FailReply(reason) from None
         except (paramiko.SSHException, OSError, EOFError) as error:
             if isinstance(error, EOFError) or not transport.is_active():
                 hang_up(transport)
@@ -242,7 +236,7 @@ def closing_by(channel: paramiko.Channel, deadline: Deadline) -> Iterator[None]:
     Some of paramiko's waits know no timeout, but all end when the channel closes.
 
     Raises:
-        DeadlineExceeded: in place of what the block raised because of that.
+        DeadlineExceeded: in place of errors of the block that follow from it.
         StreamClosed: the channel was closed in the middle by the other side.
         OSError: of the block, while the channel was open.
     """
@@ -280,8 +274,8 @@ def stands(channel: paramiko.Channel, *, patience_s: float = _PATIENCE_S) -> boo
     """Return whether the connection of a channel that has ended stands.
 
     When it is lost, its channels end a moment before it knows of that itself; so the host is asked
-    for an answer, which may be that it does not know the question. One who gives none, as when it
-    was suspended meanwhile, counts as lost.
+    for an answer, be it a refusal. Without one, as when the host was suspended meanwhile, the
+    connection counts as lost.
     """
     transport = channel.get_transport()
 

@@ -36,11 +36,7 @@ class KnownKeys:
 
 
 def known_keys(host: SshHostConfig) -> KnownKeys:
-    """Read the keys of a host.
-
-    Raises:
-        HostError: a file of keys cannot be read.
-    """
+    """Read the keys of a host."""
     trusted: list[paramiko.PKey] = []
     revoked: list[tuple[paramiko.PKey, str]] = []
     authorities: list[str] = []
@@ -64,19 +60,14 @@ def known_keys(host: SshHostConfig) -> KnownKeys:
 def algorithms(keys: Iterable[paramiko.PKey], supported: Iterable[str]) -> list[str]:
     """Return the key types to agree on with the host: those of known keys come first."""
     names = [key.get_name() for key in keys]
-    wanted = [kind for name in names for kind in (_RSA if name == "ssh-rsa" else (name,))]
+    kinds = [kind for name in names for kind in (_RSA if name == "ssh-rsa" else (name,))]
     supported = list(supported)
-    first = [kind for kind in dict.fromkeys(wanted) if kind in supported]
+    first = [kind for kind in dict.fromkeys(kinds) if kind in supported]
     return first + [kind for kind in supported if kind not in first]
 
 
 def check_host_key(host: SshHostConfig, known: KnownKeys, shown: paramiko.PKey) -> None:
-    """Refuse a host whose key is not among the trusted ones, or is revoked.
-
-    Raises:
-        HostError: it is revoked, none is known, others are, or only an authority of certificates
-            is; or a file of revoked keys cannot be read.
-    """
+    """Refuse a host with a key that is not among the trusted ones, or is revoked."""
     key = f"it shows the {shown.get_name()} key {shown.fingerprint}"
     name, files = host.known_as, ", ".join(map(str, host.known_hosts))
     places = [place for key, place in known.revoked if key == shown]
@@ -116,7 +107,7 @@ def _lists(host: SshHostConfig, file: Path, key: paramiko.PKey) -> bool:
         if not content.startswith(_KRL):
             lines = (line.split() for line in content.decode("utf-8", "replace").splitlines())
             return any(_key(*words[:2]) == key for words in lines if len(words) > 1)
-        done = subprocess.run(
+        result = subprocess.run(
             ["ssh-keygen", "-Q", "-f", str(file), "/dev/stdin"],  # noqa: S607 - the user's
             input=f"{key.get_name()} {key.get_base64()}\n".encode(),
             capture_output=True,
@@ -125,10 +116,10 @@ def _lists(host: SshHostConfig, file: Path, key: paramiko.PKey) -> bool:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HostError(host.asked, f"its RevokedHostKeys cannot be used: {error}") from None
-    if done.returncode not in {0, 1}:
-        reason = f"its RevokedHostKeys {file} cannot be used: {os.fsdecode(done.stderr)}"
+    if result.returncode not in {0, 1}:
+        reason = f"its RevokedHostKeys {file} cannot be used: {os.fsdecode(result.stderr)}"
         raise HostError(host.asked, reason)
-    return done.returncode == 1
+    return result.returncode == 1
 
 
 def _read(host: SshHostConfig, file: Path) -> list[str]:
@@ -144,12 +135,12 @@ def _read(host: SshHostConfig, file: Path) -> list[str]:
 def _names(patterns: str, name: str) -> bool:
     """Return whether a name, hashed or with `*` and `?`, matches, and none with a `!` does."""
     name = name.lower()
-    found = False
+    matches = False
     for pattern in patterns.lower().split(",") if "|" not in patterns else [patterns]:
         if pattern.startswith("!") and _matches(pattern[1:], name):
             return False
-        found |= _is_hash_of(pattern, name) or _matches(pattern, name)
-    return found
+        matches |= _is_hash_of(pattern, name) or _matches(pattern, name)
+    return matches
 
 
 def _matches(pattern: str, name: str) -> bool:

@@ -33,7 +33,7 @@ class _Client(paramiko.SFTPClient):
     """Client that reads files by requests which do not wait for the answers to those before.
 
     `SFTPFile.prefetch` does so in a thread, which prints a traceback when the connection ends, and
-    keeps a whole file in memory whose server answers with less than was asked for.
+    keeps a whole file in memory if its server answers with less than was asked for.
     """
 
     def __init__(self, channel: paramiko.Channel) -> None:
@@ -41,14 +41,14 @@ class _Client(paramiko.SFTPClient):
         self._answers: dict[int, bytes | Exception] = {}
 
     def pieces(self, file: paramiko.SFTPFile, size: int) -> Iterator[bytes]:
-        """Yield the content of a file up to its end; `size` is what it is expected to have."""
-        asked: deque[tuple[int, int, int]] = deque()
+        """Yield the content of a file up to its end; `size` is the expected one."""
+        requests: deque[tuple[int, int, int]] = deque()
         offset, step = 0, _REQUEST
         while True:
-            while not asked or (offset < size and len(asked) < _ASKED_AHEAD):
-                asked.append((self._ask(file, offset, step), offset, step))
+            while not requests or (offset < size and len(requests) < _ASKED_AHEAD):
+                requests.append((self._ask(file, offset, step), offset, step))
                 offset += step
-            number, begin, length = asked.popleft()
+            number, begin, length = requests.popleft()
             while number not in self._answers:
                 self._read_response()  # type: ignore[attr-defined]
             answer = self._answers.pop(number)
@@ -62,14 +62,14 @@ class _Client(paramiko.SFTPClient):
             if len(answer) < length:
                 step = max(len(answer), _LEAST_REQUEST)
                 begin, length = begin + len(answer), length - len(answer)
-                asked.appendleft((self._ask(file, begin, length), begin, length))
+                requests.appendleft((self._ask(file, begin, length), begin, length))
 
     def _ask(self, file: paramiko.SFTPFile, offset: int, length: int) -> int:
         request = self, CMD_READ, file.handle, int64(offset), length
         return int(self._async_request(*request))  # type: ignore[attr-defined]
 
     def _async_response(self, kind: int, message: paramiko.Message, number: int) -> None:
-        """Keep an answer, which paramiko gives to whoever asked."""
+        """Keep an answer, which paramiko gives to the object that asked."""
         try:
             if kind == CMD_DATA:
                 self._answers[number] = message.get_string()
@@ -118,28 +118,28 @@ class SftpFiles:
 
     def read(self, path: str, sink: BinaryIO, on_progress: Progress | None) -> int:
         """See `Files`."""
-        found = self._client.stat(_encode(path))
-        if found.st_mode is None or not stat_bits.S_ISREG(found.st_mode):
+        status = self._client.stat(_encode(path))
+        if status.st_mode is None or not stat_bits.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         total = 0
         with self._client.open(_encode(path), "rb") as file:
-            for piece in self._client.pieces(file, found.st_size or 0):
+            for piece in self._client.pieces(file, status.st_size or 0):
                 sink.write(piece)
                 total += len(piece)
                 if on_progress:
                     on_progress(len(piece))
-        if total < (found.st_size or 0):
-            raise OSError(f"it ended after {total} of {found.st_size} bytes")
+        if total < (status.st_size or 0):
+            raise OSError(f"it ended after {total} of {status.st_size} bytes")
         return total
 
     def size(self, path: str) -> int | None:
         """See `Files`."""
         try:
-            found = self._client.lstat(_encode(path))
+            status = self._client.lstat(_encode(path))
         except FileNotFoundError:
             return None
-        regular = found.st_mode is not None and stat_bits.S_ISREG(found.st_mode)
-        return found.st_size if regular else None
+        regular = status.st_mode is not None and stat_bits.S_ISREG(status.st_mode)
+        return status.st_size if regular else None
 
     def settle(self, temporary: str, path: str, mode: int, mtime: int) -> None:
         """See `Files`."""
@@ -169,8 +169,8 @@ def sftp_files(host: SshHost, deadline: Deadline) -> Iterator[SftpFiles]:
     """Yield the file system of a host until the end of the block.
 
     Raises:
-        StreamClosed, DeadlineExceeded: also in place of what they made of an answer.
-        DeviceUnsupportedError: the host offers no SFTP, or what calls itself so is none.
+        StreamClosed, DeadlineExceeded: also in place of errors that follow from them.
+        DeviceUnsupportedError: the host offers no SFTP, or none that works.
     """
     channel = host.session(deadline)
     with closing_by(channel, deadline):

@@ -31,7 +31,7 @@ class ChannelEnd:
             self._channel.shutdown_write()
 
     def hang_up(self) -> None:
-        """See `End`; a shutdown would wake nobody who reads."""
+        """See `End`; a shutdown would not wake a reader."""
         with _as_os_errors():
             self._channel.close()
 

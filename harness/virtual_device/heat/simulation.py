@@ -112,10 +112,10 @@ class HeatSimulation:
         if (
             elapsed > _LEAST_STEP_S
         ):  # CPU time comes in ticks of 10 ms: shorter steps would be noise
-            used = self._processes.cpu_s(self._processes.all(RECENT_S))
-            busy = max(0.0, used - self._cpu_s) / elapsed
+            cpu_s = self._processes.cpu_s(self._processes.all(RECENT_S))
+            busy = max(0.0, cpu_s - self._cpu_s) / elapsed
             self._state = self._state.step(self._settings, elapsed, busy)
-            self._at, self._cpu_s = now, used
+            self._at, self._cpu_s = now, cpu_s
         self._show(self._settings)
 
     def _show(self, settings: HeatSettings) -> None:

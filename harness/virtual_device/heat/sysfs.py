@@ -50,10 +50,10 @@ class SysFiles:
         All CPUs share one policy, so all show it then; an unknown governor is overwritten.
         """
         files = [self._folder / _CPU / f"cpu{n}/cpufreq/scaling_governor" for n in range(CPUS)]
-        written = [_read(file) for file in files]
-        chosen = [text for text in written if text in GOVERNORS and text != self._governor]
-        self._governor = chosen[0] if chosen else self._governor
-        for file, text in zip(files, written, strict=True):
+        texts = [_read(file) for file in files]
+        choices = [text for text in texts if text in GOVERNORS and text != self._governor]
+        self._governor = choices[0] if choices else self._governor
+        for file, text in zip(files, texts, strict=True):
             if text and text != self._governor:  # empty: a shell has opened it and writes next
                 self._shown.pop(str(file.relative_to(self._folder)), None)
         return self._governor

@@ -1,10 +1,10 @@
 """Throttler of a device's processes, without privileges: it stops them after each bit of work.
 
 Work then takes as long as it would at a slower clock, seen over seconds; within 0.1 s it is bursts.
-Work is CPU time, at most as much as time went by: what waits for something, or for a processor of a
+Work is CPU time, at most as much as time went by: waiting for something, or for a processor of a
 busy host, goes on meanwhile, as on a phone. So a slow device is equally slow on a busy host, as
 long as that gives it the time it needs. The daemon itself (pushes, pulls) is not slowed, nor are
-processes with a terminal, whose shell would report each stop.
+processes with a terminal: a shell there would report each stop.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _FRESH_S = 0.01
 
 @dataclass(slots=True)
 class _Clock:
-    """CPU time that processes used, against what a slower clock allows.
+    """CPU time that processes used, against the time that a slower clock allows.
 
     Attributes:
         cpu_s: CPU time of the device at the last look.
@@ -82,14 +82,14 @@ class Throttler:
             await self._processes.any_started()
             began, share = time(), self.share
             await asyncio.sleep(max(_PERIOD_S * share, _SHORTEST_RUN_S))
-            found = self._processes.all(_FRESH_S)
-            cpu_s = self._processes.cpu_s(found)
-            if clock is None or not found:
+            processes = self._processes.all(_FRESH_S)
+            cpu_s = self._processes.cpu_s(processes)
+            if clock is None or not processes:
                 clock = _Clock(cpu_s)
                 continue
             clock.run(time() - began, cpu_s, share)
             if clock.ahead_s > 0:
-                clock.ahead_s -= await self._pause(clock.ahead_s, found)
+                clock.ahead_s -= await self._pause(clock.ahead_s, processes)
 
     async def _pause(self, seconds: float, processes: list[ProcessStat]) -> float:
         """Stop all processes for so long, also those that start meanwhile; return how long."""
