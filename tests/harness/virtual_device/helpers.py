@@ -7,11 +7,16 @@ import subprocess
 import time
 from collections.abc import Callable
 
+import pytest
+
 from harness.virtual_device.linux import ProcessStat, all_processes, command_line, process_stat
 from harness.virtual_device.protocol import AdbCommand, pack_header
 from tests.waiting import wait_for
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+
+CONFINED = pytest.mark.parametrize("device", ["best"], indirect=True)
+"""For tests of code to which it makes no difference whether the device is confined."""
 
 
 def new_marker() -> str:

@@ -1,4 +1,4 @@
-"""Ways out of a device, each tried on a device of root's and on one of a user without privileges.
+"""Ways out of a device, all tried on a device of root's and on one of a user without privileges.
 
 On the host, a victim (the user who started the device) has what a way out would reach: files with a
 secret, sockets, a FIFO, a terminal, a process. A way prints `OPEN` if it finds an opening.
@@ -6,16 +6,19 @@ secret, sockets, a FIFO, a terminal, a process. A way prints `OPEN` if it finds 
 
 import contextlib
 import ctypes
+import io
 import os
 import platform
+import re
 import secrets
+import shlex
 import shutil
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +26,8 @@ import pytest
 
 from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.connection import open_service
+from harness.devices.adb.connection import Connection, FailReply, open_service
+from harness.devices.adb.sync import SyncSession
 from harness.virtual_device import manager
 from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind
 from tests.harness.virtual_device.helpers import Adb
@@ -102,7 +106,7 @@ def victim(
             "QNNFARM_STATE_DIR": str(folder / "state"),
             "ADB_VENDOR_KEYS": str(key.with_suffix("")),
             "SECRET": SECRET,
-            FORCE_VARIABLE: kind,
+            FORCE_VARIABLE: "auto",
         }
         command, environment = _as_user(uid, variables)
         sleeper = at_end.enter_context(subprocess.Popen([*command, "sleep", "1000"]))
@@ -254,16 +258,31 @@ _OPENS = {
     ),
     "being root": "[ $(id -u) != 0 ] || echo OPEN; [ $(id -G) = $(id -g) ] || echo OPEN",
 }
-_PRELUDE = """
+_PRELUDE = '''
 import ctypes, os, socket, stat, sys
 libc = ctypes.CDLL(None, use_errno=True)
 def tell(holds):
     if holds: print("OPEN")
+def others():
+    """The first process and its threads, and the victim's process."""
+    try: threads = [int(name) for name in os.listdir("/proc/1/task")]
+    except OSError: threads = [1]
+    return [*threads, {pid}]
 def as_root_of_a_namespace():
     if libc.unshare(0x10000000 | 0x20000) == 0:
         for name, text in ("uid_map", f"0 {os.getuid()} 1"), ("setgroups", "deny"):
             try: open(f"/proc/self/{name}", "w").write(text)
             except OSError: pass
+'''
+_FORKS = """
+for name, program in WAYS.items():
+    print(f"\\n[{name}]")
+    if os.fork() == 0:
+        try: exec(program)
+        except OSError: pass
+        except Exception as error: print("OPEN?", repr(error))
+        os._exit(0)
+    os.wait()
 """
 _PROGRAMS = {
     "a break out of chroot": """
@@ -291,17 +310,17 @@ for name in (os.environ["TMPDIR"] + "/disk", "/dev/shm/disk"):
     tell(os.read(os.open(name, os.O_RDONLY), 16))
 """,
     "tracing of the first process": """
-for pid in (1, *range(2, 12), {pid}):
-    if pid != os.getpid() and libc.ptrace(16, pid, None, None) == 0:
+for one in others():
+    if libc.ptrace(16, one, None, None) == 0:
         tell(True)
-        libc.ptrace(17, pid, None, None)
+        libc.ptrace(17, one, None, None)
 """,
     "memory of the first process": """
-for pid in (1, *range(2, 12), {pid}):
-    try: open(f"/proc/{pid}/mem", "rb").close()
+for one in others():
+    try: open(f"/proc/{one}/mem", "rb").close()
     except OSError: continue
-    tell(pid != os.getpid())
-""".replace("{pid}/mem", "{{pid}}/mem"),
+    tell(True)
+""",
     "descriptors of the first process": """
 one = os.pidfd_open(1) if hasattr(os, "pidfd_open") else -1
 for number in range(64): tell(one >= 0 and libc.syscall(438, one, number, 0) >= 0)
@@ -334,21 +353,24 @@ if libc.name_to_handle_at(-100, b"/data", handle, ctypes.byref(mount), 0) == 0:
 }
 
 
-@pytest.mark.parametrize("way", [*_READS, *_OPENS])
-def test_a_command_finds_no_way_out(victim: Victim, adb: Adb, way: str) -> None:
-    script = (_READS | _OPENS)[way]
-    _try(victim, adb, _filled(victim, script))
+def test_commands_find_no_way_out(victim: Victim, adb: Adb) -> None:
+    ways = {name: _filled(victim, text) for name, text in (_READS | _OPENS).items()}
+    heads = {name: f"printf '\\n[%s]\\n' {shlex.quote(name)}" for name in ways}
+    tries = "\n".join(f"{heads[name]}; ({way}) </dev/null 2>&1" for name, way in ways.items())
+    _assert_shut(victim, adb("-s", victim.serial, "shell", tries), ways)
 
 
-@pytest.mark.parametrize("way", _PROGRAMS)
-def test_a_program_finds_no_way_out(victim: Victim, adb: Adb, way: str, tmp_path: Path) -> None:
-    (tmp_path / "way.py").write_text(_PRELUDE + _filled(victim, _PROGRAMS[way]))
-    adb("-s", victim.serial, "push", tmp_path / "way.py", "/data/local/tmp/way.py")
-    _try(victim, adb, "python3 $TMPDIR/way.py")
+def test_programs_find_no_way_out(victim: Victim, adb: Adb, tmp_path: Path) -> None:
+    ways = {name: _filled(victim, text) for name, text in _PROGRAMS.items()}
+    script = _filled(victim, _PRELUDE) + _FORKS.replace("WAYS", repr(ways))
+    (tmp_path / "ways.py").write_text(script)
+    adb("-s", victim.serial, "push", tmp_path / "ways.py", "/data/local/tmp/ways.py")
+    done = adb("-s", victim.serial, "shell", "python3 -u $TMPDIR/ways.py </dev/null 2>&1")
+    _assert_shut(victim, done, ways)
 
 
 def _filled(victim: Victim, text: str) -> str:
-    known = {
+    facts = {
         "abstract": ABSTRACT,
         "disk": Path("/").stat().st_dev,
         "file": victim.file,
@@ -362,20 +384,23 @@ def _filled(victim: Victim, text: str) -> str:
         "state": victim.state,
         "terminal": victim.terminal,
     }
-    for name, value in known.items():
+    for name, value in facts.items():
         text = text.replace(f"{{{name}}}", str(value))
     return text
 
 
-def _try(victim: Victim, adb: Adb, command: str) -> None:
-    done = adb("-s", victim.serial, "shell", f"({command}) </dev/null; echo tried")
-    assert done.stdout.endswith(b"tried\n"), done
-    _assert_shut(victim, done)
+def _assert_shut(
+    victim: Victim, done: "subprocess.CompletedProcess[bytes]", ways: Collection[str]
+) -> None:
+    """Check the output of all ways, each behind its name, and what the victim has left."""
+    outputs = re.split(r"^\[(.+)\]\n", done.stdout.decode(errors="replace"), flags=re.MULTILINE)
+    found = dict(zip(outputs[1::2], outputs[2::2], strict=True))
+    assert found.keys() == set(ways), done
+    assert {name: out for name, out in found.items() if "OPEN" in out or SECRET in out} == {}
+    _assert_spared(victim)
 
 
-def _assert_shut(victim: Victim, done: "subprocess.CompletedProcess[bytes]") -> None:
-    assert b"OPEN" not in done.stdout, done
-    assert SECRET.encode() not in done.stdout + done.stderr, done
+def _assert_spared(victim: Victim) -> None:
     assert victim.file.read_text() == SECRET
     assert {path.name for path in (victim.folder / "home").iterdir()} <= {
         *("file", "fifo", "socket", ".cache", ".local")
@@ -385,68 +410,67 @@ def _assert_shut(victim: Victim, done: "subprocess.CompletedProcess[bytes]") -> 
 # The sync service, which the device's own process serves
 
 
-_PATHS = {
-    "an absolute path": "{file}",
-    "dots": "/data/local/tmp/../../../../../../../..{file}",
-    "a link": "/data/local/tmp/way/file",
-    "the root of a process": "/proc/self/root{file}",
-    "the working folder of a process": "/proc/self/cwd{file}",
-    "the environment": "/proc/self/environ",
-    "a thread's environment": "/proc/thread-self/environ",
-    **{
-        f"open file {n}": f"/proc/self/fd/{n}/../../../../../../../../..{{file}}"
-        for n in range(3, 12)
-    },
-}
+_PATHS = (
+    *("{file}", "/data/local/tmp/../../../../../../../..{file}", "/data/local/tmp/way/file"),
+    *("/proc/self/root{file}", "/proc/self/cwd{file}"),
+    *("/proc/self/environ", "/proc/thread-self/environ"),
+    *(f"/proc/self/fd/{n}/../../../../../../../../..{{file}}" for n in range(3, 12)),
+)
 
 
-@pytest.mark.parametrize("way", _PATHS)
-def test_a_transfer_finds_no_way_out(
-    victim: Victim, adb: Adb, adb_server: AdbServer, way: str, tmp_path: Path
-) -> None:
-    path = _filled(victim, _PATHS[way])
+def test_transfers_find_no_way_out(victim: Victim, adb: Adb, adb_server: AdbServer) -> None:
     folder = victim.folder / "home"
     adb("-s", victim.serial, "shell", f"ln -sfn {folder} /data/local/tmp/way")
-    adb("-s", victim.serial, "pull", path, tmp_path / "pulled")
-    if (tmp_path / "pulled").exists():
-        assert SECRET.encode() not in (tmp_path / "pulled").read_bytes()
-    (tmp_path / "new").write_text("pushed")
-    _assert_shut(victim, adb("-s", victim.serial, "push", tmp_path / "new", path))
-    if "{file}" in _PATHS[way]:
-        assert _mode(adb_server, victim.serial, path) == 0 or "pushed" in _there(adb, victim, path)
-        assert b"socket" not in _listed(adb_server, victim.serial, str(Path(path).parent))
+    for way in _PATHS:
+        path, pulled = _filled(victim, way), io.BytesIO()
+        with _sync(adb_server, victim) as (session, _), contextlib.suppress(FailReply):
+            session.receive(path, pulled)
+        assert SECRET.encode() not in pulled.getvalue(), way
+        with _sync(adb_server, victim) as (session, _), tempfile.TemporaryFile() as pushed:
+            pushed.write(b"pushed")
+            pushed.flush()
+            with contextlib.suppress(FailReply):
+                session.send(pushed, path, mode=0o644, mtime=1)
+                session.finish()
+        _assert_spared(victim)
+        if "{file}" in way:
+            with _sync(adb_server, victim) as (session, connection):
+                # The device may have got a file of its own there: a push makes the folders above.
+                if session.stat(path, v2=False) is not None:
+                    session.receive(path, own := io.BytesIO())
+                    assert own.getvalue() == b"pushed", way
+                assert b"socket" not in _listed(connection, str(Path(path).parent)), way
 
 
-def _there(adb: Adb, victim: Victim, path: str) -> str:
-    """What the device itself has at a path: pushes make the folders above it."""
-    return adb("-s", victim.serial, "shell", f"cat {path}").stdout.decode()
+@contextlib.contextmanager
+def _sync(server: AdbServer, victim: Victim) -> Iterator[tuple[SyncSession, Connection]]:
+    with open_service(server.address, victim.serial, "sync:", Deadline(60)) as connection:
+        yield SyncSession(connection), connection
 
 
-def _mode(server: AdbServer, serial: str, path: str) -> int:
+def _listed(connection: Connection, path: str) -> bytes:
     data = path.encode()
-    with open_service(server.address, serial, "sync:", Deadline(60)) as connection:
-        connection.send(b"STAT" + len(data).to_bytes(4, "little") + data)
-        return int.from_bytes(connection.receive(16)[4:8], "little")
+    connection.send(b"LIST" + len(data).to_bytes(4, "little") + data)
+    names = b""
+    while (entry := connection.receive(20))[:4] == b"DENT":
+        names += connection.receive(int.from_bytes(entry[16:20], "little")) + b"\n"
+    return names
 
 
-def _listed(server: AdbServer, serial: str, path: str) -> bytes:
-    data = path.encode()
-    with open_service(server.address, serial, "sync:", Deadline(60)) as connection:
-        connection.send(b"LIST" + len(data).to_bytes(4, "little") + data)
-        names = b""
-        while (entry := connection.receive(20))[:4] == b"DENT":
-            names += connection.receive(int.from_bytes(entry[16:20], "little")) + b"\n"
-        return names
+def test_forwards_find_no_way_out(victim: Victim, adb: Adb) -> None:
+    for way in ("localfilesystem:{unix}", "localabstract:{abstract}", "tcp:{port}"):
+        port = int(adb("-s", victim.serial, "forward", "tcp:0", _filled(victim, way)).stdout)
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            assert client.recv(1) == b"", way  # it is closed, as nobody listens there
+        adb("-s", victim.serial, "forward", "--remove", f"tcp:{port}")
 
 
-@pytest.mark.parametrize(
-    "way", ["localfilesystem:{unix}", "localabstract:{abstract}", "tcp:{port}"]
-)
-def test_a_forward_finds_no_way_out(victim: Victim, adb: Adb, way: str) -> None:
-    port = int(adb("-s", victim.serial, "forward", "tcp:0", _filled(victim, way)).stdout)
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
-        assert client.recv(1) == b""  # it is closed, as nobody listens there
-    adb("-s", victim.serial, "forward", "--remove", f"tcp:{port}")
+def test_programs_run_on_a_terminal_among_few_processes(victim: Victim, adb: Adb) -> None:
+    script = "tty; python3 -c 'print(6 * 7)'; ps -A | wc -l"
+    output = adb("-s", victim.serial, "shell", "-tt", script).stdout
+    assert output.startswith(b"/dev/pts/")
+    assert b"42" in output
+    assert int(output.split()[-1]) < 10
 
 
 @pytest.mark.needs("root")

@@ -25,7 +25,7 @@ from harness.virtual_device.device_type import connect
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.protocol import HEADER_SIZE, AdbCommand
 from harness.virtual_device.stream import Stream
-from tests.harness.virtual_device.helpers import Adb, pack_message
+from tests.harness.virtual_device.helpers import CONFINED, Adb, pack_message
 from tests.waiting import PATIENCE_S, wait_for
 
 _VERSION = 0x01000001
@@ -54,6 +54,7 @@ def _is_closed(peer: socket.socket) -> bool:
     return True
 
 
+@CONFINED
 def test_the_owner_is_accepted(on_device: Adb) -> None:
     done = on_device("get-state")
     assert done.stdout == b"device\n"
@@ -84,6 +85,7 @@ def test_a_strangers_key_is_refused(
     assert f"device start {device.name}" in str(advised.value)
 
 
+@CONFINED
 def test_nothing_is_served_before_authentication(device: VirtualDevice) -> None:
     for early in (
         pack_message(AdbCommand.OPEN, 1, 0, b"shell:id\0"),
@@ -96,6 +98,7 @@ def test_nothing_is_served_before_authentication(device: VirtualDevice) -> None:
             assert _is_closed(peer)
 
 
+@CONFINED
 def test_wrong_signatures_only_get_new_tokens(device: VirtualDevice) -> None:
     with _peer(device) as peer:
         peer.sendall(pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::"))
@@ -108,6 +111,7 @@ def test_wrong_signatures_only_get_new_tokens(device: VirtualDevice) -> None:
         assert len(tokens) == 3
 
 
+@CONFINED
 @pytest.mark.parametrize(
     "hostile",
     [
@@ -134,6 +138,7 @@ def test_hostile_peers_are_cut_off_and_the_device_serves_on(
     assert on_device("shell", "echo alive").stdout == b"alive\n"
 
 
+@CONFINED
 def test_many_silent_strangers_do_not_lock_the_owner_out(
     device: VirtualDevice, on_device: Adb, adb: Adb
 ) -> None:
@@ -158,11 +163,6 @@ def test_only_loopback_listens(device: VirtualDevice) -> None:
             if state == "0A" and int(local.rpartition(":")[2], 16) == port:
                 listening.append(local.rpartition(":")[0])
     assert listening == ["0100007F"]
-
-
-def test_unknown_services_are_refused_politely(on_device: Adb) -> None:
-    assert b"production builds" in on_device("root").stdout
-    assert on_device("shell", "echo alive").stdout == b"alive\n"
 
 
 _KEY = rsa.generate_private_key(65537, 2048)

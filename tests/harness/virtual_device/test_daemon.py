@@ -157,16 +157,6 @@ def test_an_unrecorded_daemon_is_replaced(home: Path) -> None:
         manager.remove("lost")
 
 
-@pytest.mark.parametrize("value", [{"port": 70_000}, {"port": -1}, {"namespace": "moon"}])
-def test_a_record_with_impossible_values_is_damaged(home: Path, value: dict[str, object]) -> None:
-    folder = home / "devices" / "odd"
-    folder.mkdir(parents=True)
-    record = {"version": 1, "name": "odd", "soc": "SM8750", "serial_number": "QF1", **value}
-    (folder / "device.json").write_text(json.dumps(record))
-    assert [device.state for device in manager.list_devices()] == ["damaged"]
-    manager.remove("odd")
-
-
 def test_a_start_that_takes_too_long_is_an_error(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

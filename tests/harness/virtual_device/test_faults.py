@@ -104,25 +104,11 @@ def test_any_other_text_is_refused_in_one_line(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "melt",
-        "drop:",
-        "drop:bytes",
-        "drop:bytes=-1",
-        "drop:bytes=1,bytes=2",
-        "drop:when=never",
-        "stall:seconds=nan",
-        "corrupt:file=0",
-        "throttle:factor=0.5",
-        "throttle:count=1",
-        "runner:signal=TERM",
-        "dsp:cause=weather",
-        "runner:match=a b",
-        "slow:rate=0",
-        f"runner:match={'x' * 500}",
-    ],
-)
+    ["", "melt", "drop:", "drop:bytes", "drop:bytes=-1", "drop:bytes=1,bytes=2", "drop:when=never",
+     "stall:seconds=nan", "corrupt:file=0", "throttle:factor=0.5", "throttle:count=1",
+     "runner:signal=TERM", "dsp:cause=weather", "runner:match=a b", "slow:rate=0",
+     f"runner:match={'x' * 500}"],
+)  # fmt: skip
 def test_values_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(VirtualDeviceError):
         parse_fault(text)

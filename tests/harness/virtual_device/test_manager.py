@@ -2,9 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +15,17 @@ from harness.errors import (
     VirtualDeviceError,
 )
 from harness.virtual_device import manager
-from harness.virtual_device.folder import DeviceRecord, load_record, save_record
-from harness.virtual_device.linux import machine_boot_id, process_stat
+from harness.virtual_device.folder import (
+    DeviceRecord,
+    load_record,
+    make_folders,
+    new_record,
+    save_record,
+)
+from harness.virtual_device.linux import process_stat
+from harness.virtual_device.namespace import NamespaceKind
+from tests.command_line import Started
+from tests.waiting import PATIENCE_S
 
 
 def test_start_stop_and_remove(home: Path) -> None:
@@ -44,33 +50,25 @@ def test_start_stop_and_remove(home: Path) -> None:
 def test_two_starts_at_once_make_one_device(home: Path) -> None:
     code = "from harness.virtual_device import manager; print(manager.start('twin', 'SM8750').pid)"
 
-    def start(_: int) -> str:
-        command = [sys.executable, "-P", "-c", code]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
+    starters = [Started("-c", code) for _ in range(3)]
     try:
-        with ThreadPoolExecutor(3) as pool:
-            assert len(set(pool.map(start, range(3)))) == 1
+        outputs = [process.communicate(timeout=PATIENCE_S) for process in starters]
+        assert len({out for out, _ in outputs}) == 1, outputs
+        assert outputs[0][0]
     finally:
         manager.remove("twin")
 
 
 def test_a_process_that_is_not_the_devices_is_left_alone(home: Path) -> None:
-    manager.start("stale", "SM8750")
-    manager.stop("stale")
     folder = home / "devices" / "stale"
-    found = process_stat(os.getpid())
-    assert found is not None
-    record = replace(
-        load_record(folder),
-        pid=os.getpid(),
-        pid_started=found.started - 1,
-        machine_boot=machine_boot_id(),
-    )
-    save_record(folder, record)
+    make_folders(folder)
+    own = process_stat(os.getpid())
+    assert own is not None
+    record = new_record("stale", "SM8750", None).with_process(own.pid, 5555, NamespaceKind.NONE)
+    save_record(folder, replace(record, pid_started=own.started - 1))
     assert manager.get("stale").state == "stopped"
     manager.stop("stale")
-    save_record(folder, replace(record, pid_started=found.started, machine_boot="another"))
+    save_record(folder, replace(record, machine_boot="another"))
     manager.remove("stale")
 
 
@@ -113,10 +111,10 @@ def test_a_device_keeps_its_soc_and_may_change_its_size_while_stopped(home: Path
 
 
 def test_a_device_that_cannot_start_says_why(home: Path) -> None:
-    manager.start("broken", "SM8750")
-    manager.stop("broken")
     folder = home / "devices" / "broken"
-    (folder / "root" / "properties" / "a-folder").mkdir()
+    make_folders(folder)
+    save_record(folder, new_record("broken", "SM8750", None))
+    (folder / "root" / "properties" / "a-folder").mkdir(parents=True)
     with pytest.raises(VirtualDeviceError, match="did not start") as caught:
         manager.start("broken", "SM8750")
     assert "\n" not in str(caught.value)
@@ -126,8 +124,10 @@ def test_a_device_that_cannot_start_says_why(home: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{}", '{"version": 2}', '{"version": 1, "name": 3}', '{"version": 1}', "\0"],
-)
+    ["", "[]", "{}", '{"version": 2}', '{"version": 1, "name": 3}', '{"version": 1}', "\0",
+     *(f'{{"version": 1, "name": "hurt", "soc": "SM8750", "serial_number": "QF1", {value}}}'
+       for value in ('"port": 70000', '"port": -1', '"namespace": "moon"'))],
+)  # fmt: skip
 def test_a_damaged_record_is_an_error_that_can_be_removed(home: Path, content: str) -> None:
     folder = home / "devices" / "hurt"
     folder.mkdir(parents=True)

@@ -2,9 +2,7 @@
 
 import os
 import re
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +21,6 @@ from harness.virtual_device.namespace import (
 )
 from tests.command_line import Started
 from tests.harness.virtual_device.helpers import Adb
-from tests.system import IMPORT_PATH, NOBODY, as_user, python_for_others
 from tests.waiting import PATIENCE_S
 
 _NO_WAY = 77
@@ -45,29 +42,6 @@ def test_the_probe_says_why_it_is_not_better(monkeypatch: pytest.MonkeyPatch) ->
 def test_no_mount_shows_on_the_host(device: VirtualDevice) -> None:
     mounts = Path("/proc/self/mountinfo").read_text()
     assert str(device.root.parent) not in mounts
-
-
-@pytest.mark.needs("user-namespaces")
-def test_a_user_namespace_serves_as_well(
-    start_device: Callable[..., VirtualDevice],
-    adb: Adb,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(FORCE_VARIABLE, "user")
-    device = start_device("by-user")
-    (tmp_path / "file").write_bytes(bytes(range(256)))
-    to = "/data/local/tmp/deep/er/file"
-    assert adb("-s", device.serial, "push", tmp_path / "file", to).returncode == 0
-    assert adb("-s", device.serial, "exec-out", f"cat {to}").stdout == bytes(range(256))
-    output = adb(
-        "-s", device.serial, "shell", "-tt", "tty; python3 -c 'print(6 * 7)'; ps -A | wc -l"
-    )
-    assert b"/dev/pts/" in output.stdout
-    assert b"42" in output.stdout
-    assert int(output.stdout.split()[-1]) < 10
-    assert str(device.root.parent) not in Path("/proc/self/mountinfo").read_text()
-    manager.remove("by-user")
 
 
 def test_the_shell_is_androids_user_and_has_what_programs_need(
@@ -183,40 +157,3 @@ def test_device_folders_are_mapped_by_name_without_a_namespace(tmp_path: Path) -
         "/": "/",
     }.items():
         assert filesystem.resolve(path) == expected
-
-
-_AS_NOBODY = """
-import sys
-from harness.virtual_device import manager
-device = manager.start("plain", "SM8750")
-print(device.namespace, flush=True)
-manager.remove("plain")
-"""
-
-
-@pytest.mark.needs("second-user", "user-namespaces")
-def test_a_user_without_privileges_gets_a_user_namespace() -> None:
-    state = Path(tempfile.mkdtemp(prefix="qnnfarm-nobody-"))
-    os.chown(state, NOBODY, NOBODY)
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(state),
-        "QNNFARM_STATE_DIR": str(state),
-        "PYTHONPATH": IMPORT_PATH,
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-
-    try:
-        done = subprocess.run(
-            [*as_user(NOBODY), str(python_for_others()), "-c", _AS_NOBODY],
-            env=environment,
-            cwd="/",
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == "user\n"
-    finally:
-        shutil.rmtree(state)

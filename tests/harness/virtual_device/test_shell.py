@@ -2,7 +2,6 @@
 
 import os
 import select
-import signal
 import struct
 import subprocess
 import time
@@ -20,7 +19,7 @@ from harness.virtual_device.shell import (
     parse_shell_service,
     parse_window_size,
 )
-from tests.harness.virtual_device.helpers import Adb, new_marker, running
+from tests.harness.virtual_device.helpers import CONFINED, Adb, new_marker, running
 from tests.waiting import wait_for
 
 
@@ -30,25 +29,7 @@ def marker() -> str:
     return new_marker()
 
 
-def test_stdout_stderr_and_exit_code_come_apart(on_device: Adb) -> None:
-    done = on_device("shell", "echo out; echo err >&2; exit 7")
-    assert (done.stdout, done.stderr, done.returncode) == (b"out\n", b"err\n", 7)
-
-
-def test_death_by_signal_shows_in_the_exit_code(on_device: Adb) -> None:
-    assert on_device("shell", "kill -9 $$").returncode == 128 + signal.SIGKILL
-
-
-def test_stdin_goes_through_to_its_end(on_device: Adb) -> None:
-    data = os.urandom(3_000_000)
-    done = on_device("shell", "cat", stdin=data)
-    assert done.stdout == data
-
-
-def test_a_command_that_does_not_read_its_input_ends(on_device: Adb) -> None:
-    assert on_device("shell", "exit 3", stdin=bytes(2_000_000)).returncode == 3
-
-
+@CONFINED
 def test_exec_out_is_binary_safe(on_device: Adb) -> None:
     every = bytes(range(256)) * 64
     octal = "".join(f"\\{byte:03o}" for byte in range(256))
@@ -56,6 +37,7 @@ def test_exec_out_is_binary_safe(on_device: Adb) -> None:
     assert done.stdout == every
 
 
+@CONFINED
 def test_exec_in_arrives_whole_although_the_client_leaves_at_once(on_device: Adb) -> None:
     data = os.urandom(2_000_000)
     on_device(
@@ -67,6 +49,7 @@ def test_exec_in_arrives_whole_although_the_client_leaves_at_once(on_device: Adb
     assert on_device("exec-out", "cat $TMPDIR/exec-in").stdout == data
 
 
+@CONFINED
 def test_the_old_shell_protocol_mixes_both_outputs(on_device: Adb) -> None:
     done = on_device("shell", "-x", "echo out; echo err >&2; exit 7")
     assert done.stdout == b"out\nerr\n"
@@ -80,6 +63,7 @@ def test_a_command_on_a_pseudo_terminal(on_device: Adb) -> None:
     assert done.stdout.startswith(b"/dev/pts/")
 
 
+@CONFINED
 def test_an_interactive_shell(on_device: Adb) -> None:
     done = on_device("shell", "-tt", stdin=b"echo $((6 * 7))\nexit 5\n")
     assert b"42" in done.stdout
@@ -102,6 +86,7 @@ def test_python_runs_without_the_hosts_packages(on_device: Adb) -> None:
     assert on_device("shell", "python3 -c 'import pytest' 2>/dev/null").returncode == 1
 
 
+@CONFINED
 def test_many_streams_at_once(on_device: Adb) -> None:
     def run(number: int) -> bytes:
         return on_device("shell", f"sleep 0.2; echo {number}").stdout
@@ -142,6 +127,7 @@ def test_a_background_process_does_not_hold_the_command(
     wait_for(lambda: not running(marker))
 
 
+@CONFINED
 def test_output_before_the_end_arrives_whole(on_device: Adb, marker: str) -> None:
     """However much is still on its way to a slow client."""
     client = f"sleep {marker} & head -c 3000000 /dev/zero; echo $! >&2"
@@ -160,6 +146,7 @@ def test_no_zombies_stay(device: VirtualDevice, on_device: Adb) -> None:
     )
 
 
+@CONFINED
 def test_a_waiting_reader_stops_the_writer(device: VirtualDevice) -> None:
     def resident_kb() -> int:
         status = Path(f"/proc/{device.pid}/status").read_text()

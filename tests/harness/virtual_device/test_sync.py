@@ -21,7 +21,7 @@ from harness.virtual_device.protocol import AdbCommand
 from harness.virtual_device.storage import Storage
 from harness.virtual_device.stream import Stream
 from harness.virtual_device.sync import SyncHost, open_sync
-from tests.harness.virtual_device.helpers import Adb
+from tests.harness.virtual_device.helpers import CONFINED, Adb
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -30,33 +30,23 @@ if TYPE_CHECKING:
 _TMP = "/data/local/tmp"
 
 
-def _write_noise(path: Path, size: int) -> str:
-    """Fill a file with noise and return its SHA-256."""
-    block = os.urandom(1 << 20)
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        for index in range(0, size, 1 << 20):
-            part = (index.to_bytes(8, "little") + block[8:])[: size - index]
-            file.write(part)
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@pytest.mark.parametrize("size", [0, 1, 65536, 3_000_001, 20_000_000])
-def test_round_trip(on_device: Adb, tmp_path: Path, size: int) -> None:
-    digest = _write_noise(tmp_path / "file", size)
-    assert on_device("push", tmp_path / "file", f"{_TMP}/round").returncode == 0
-    shell = on_device("shell", "sha256sum <$TMPDIR/round")
-    assert shell.stdout.split()[0].decode() == digest
+@CONFINED
+def test_round_trip(on_device: Adb, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    for size in (0, 1, 65536, 3_000_001):
+        (tmp_path / "files" / str(size)).write_bytes(os.urandom(size))
+    assert on_device("push", tmp_path / "files", f"{_TMP}/round").returncode == 0
+    sums = on_device("shell", "cd $TMPDIR/round && sha256sum *").stdout.decode().splitlines()
     assert on_device("pull", f"{_TMP}/round", tmp_path / "back").returncode == 0
-    assert _sha256(tmp_path / "back") == digest
+    for line in sums:
+        digest, name = line.split()
+        content = (tmp_path / "back" / name).read_bytes()
+        assert content == (tmp_path / "files" / name).read_bytes()
+        assert digest == hashlib.sha256(content).hexdigest()
+    assert len(sums) == 4
 
 
+@CONFINED
 def test_folders_with_all_kinds_of_names(on_device: Adb, tmp_path: Path) -> None:
     source = tmp_path / "sour ce"
     names = ["plain", "with space", 'it\'s "quoted"', "späße-漢字-🙂", "$HOME;`id`", "-dash", "a,b"]
@@ -74,6 +64,7 @@ def test_folders_with_all_kinds_of_names(on_device: Adb, tmp_path: Path) -> None
     assert on_device("shell", "rm -r $TMPDIR/folder").returncode == 0
 
 
+@CONFINED
 def test_modes_and_mtimes_are_kept(on_device: Adb, tmp_path: Path) -> None:
     for mode in (0o644, 0o755, 0o600, 0o444, 0o711):
         local = tmp_path / f"{mode:o}"
@@ -126,6 +117,7 @@ def test_errors_name_their_reason_and_leave_nothing(on_device: Adb, tmp_path: Pa
     assert on_device("shell", "ls -A $TMPDIR/errors").stdout == b"blocks\n"
 
 
+@CONFINED
 def test_the_first_version_of_the_protocol(device: VirtualDevice, tmp_path: Path) -> None:
     port = int(os.environ["ADB_SERVER_SOCKET"].rpartition(":")[2])
     client = adbutils.AdbClient(host="127.0.0.1", port=port).device(device.serial)
@@ -147,8 +139,8 @@ def test_a_full_device_says_so_and_keeps_nothing_partial(
     def on_full(*arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
         return adb("-s", device.serial, *arguments)
 
-    _write_noise(tmp_path / "small", 500_000)
-    _write_noise(tmp_path / "large", 3_000_000)
+    (tmp_path / "small").write_bytes(bytes(500_000))
+    (tmp_path / "large").write_bytes(bytes(3_000_000))
     assert on_full("push", tmp_path / "small", f"{_TMP}/small").returncode == 0
     pushed = on_full("push", tmp_path / "large", f"{_TMP}/large")
     assert pushed.returncode != 0
