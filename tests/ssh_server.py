@@ -15,7 +15,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.system import program
@@ -24,39 +23,24 @@ _START_TIMEOUT_S = 120.0
 _CONNECT_TIMEOUT_S = 120  # of a client, whose own 10 s a busy machine may need
 
 
-@dataclass
 class SshServer:
     """A running server, and a client configuration that reaches it as host `board`.
 
     Attributes:
         config: an `ssh_config`, with its known_hosts and the key that is let in beside it.
         key: that key.
+        files: its files as they were once it ran.
     """
 
-    folder: Path
-    port: int
-    environment: Mapping[str, str]
-    _process: "subprocess.Popen[bytes] | None" = None
-
-    @property
-    def config(self) -> Path:
-        return self.folder / "config"
-
-    @property
-    def key(self) -> Path:
-        return self.folder / "id_ed25519"
-
-    @property
-    def known_hosts(self) -> Path:
-        return self.folder / "known_hosts"
-
-    @property
-    def authorized_keys(self) -> Path:
-        return self.folder / "authorized_keys"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "sshd.log"
+    def __init__(self, folder: Path, port: int, environment: Mapping[str, str]) -> None:
+        self.folder, self.port, self.environment = folder, port, environment
+        self.config = folder / "config"
+        self.key = folder / "id_ed25519"
+        self.known_hosts = folder / "known_hosts"
+        self.authorized_keys = folder / "authorized_keys"
+        self.log = folder / "sshd.log"
+        self.files: dict[Path, bytes] = {}
+        self._process: subprocess.Popen[bytes] | None = None
 
     def configure(self, *lines: str, host: str = "board") -> None:
         """Add a host to the client's configuration that leads here, with extra lines."""
@@ -127,6 +111,19 @@ class SshServer:
             return link.recv(4) == b"SSH-"
         return False
 
+    def restore(self) -> None:
+        """Run again with the files that it began with, no others, and an empty log."""
+        for path in self.folder.iterdir():
+            if path.is_file() and path not in self.files:
+                path.unlink()
+        for path, content in self.files.items():
+            if not path.exists() or path.read_bytes() != content:
+                path.write_bytes(content)
+                path.chmod(0o600)
+        os.truncate(self.log, 0)  # sshd appends
+        if self._process is None:
+            self.start()
+
     def drop_connections(self) -> None:
         """Kill the processes that serve connections; the server listens on, commands run on."""
         _kill(self._serving(), signal.SIGKILL)
@@ -184,6 +181,7 @@ def running_ssh_server(
     server.trust()
     server.configure()
     server.start()
+    server.files = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     try:
         yield server
     finally:

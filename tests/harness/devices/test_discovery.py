@@ -60,24 +60,17 @@ def test_none_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "error"),
-    [("unauthorized", DeviceUnauthorizedError), ("offline", DeviceNotReadyError)],
-)
-@pytest.mark.parametrize("serial", ["a", None])
-def test_one_that_is_not_usable(state: str, error: type[Exception], serial: str | None) -> None:
-    with pytest.raises(error):
-        open_device(serial, server=_server(a=state))
-
-
-@pytest.mark.parametrize(
     ("state", "advice"),
     [("offline", "plug it in"), ("recovery", "adb reboot"), ("no permissions", "udev")],
 )
-def test_each_state_has_its_own_advice(state: str, advice: str) -> None:
+def test_one_that_is_not_usable_has_the_advice_of_its_state(state: str, advice: str) -> None:
     server = _listing(AdbDeviceInfo("a", state))
-    with pytest.raises(DeviceNotReadyError, match=f"in state {state}.*{advice}") as caught:
-        open_device("a", server=server)
-    assert caught.value.state == state
+    for serial in ("a", None):
+        with pytest.raises(DeviceNotReadyError, match=f"in state {state}.*{advice}") as caught:
+            open_device(serial, server=server)
+        assert caught.value.state == state
+        with pytest.raises(DeviceUnauthorizedError):
+            open_device(serial, server=_server(a="unauthorized"))
 
 
 def test_a_serial_that_two_have_is_ambiguous_and_a_usb_port_is_not() -> None:

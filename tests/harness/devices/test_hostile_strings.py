@@ -115,11 +115,7 @@ def test_output_of_a_device_stays_on_one_line(
     assert str(failed.value).isprintable()
 
 
-def test_what_no_command_or_path_can_hold(any_device: Device, local_folder: Path) -> None:
-    with pytest.raises(ValueError, match="NUL"):
-        any_device.shell(["echo", "a\0b"])
-    with pytest.raises(ValueError, match="no name"):
-        any_device.shell("env", env={"A; rm -rf /": "x"})
+def test_a_path_with_a_nul_is_refused(any_device: Device, local_folder: Path) -> None:
     local = local_folder / "file"
     local.write_text("x")
     with pytest.raises(DeviceTransferError):

@@ -13,7 +13,6 @@ from harness.devices.adb.connection import ServerAddress
 from harness.devices.device import Device
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
-from harness.errors import DeviceCommandError, DeviceConnectError
 from harness.virtual_device import manager
 from tests.conftest import MakeDevice
 from tests.ssh_server import SshServer
@@ -59,24 +58,6 @@ def test_a_server_that_forgot_the_running_devices_is_connected_to_them(
     assert found[f"virtual:{virtual.name}"].properties is not None
     assert f"virtual:{stopped.name}" not in found
     assert manager.get(stopped.name).state == "stopped"
-
-
-def test_errors_of_a_virtual_device_name_it_as_its_user_does(
-    adb_server: AdbServer, make_virtual_device: MakeDevice
-) -> None:
-    virtual, _ = make_virtual_device()
-    spec = DeviceSpec("virtual", virtual.name)
-    with Devices(server=adb_server) as devices:
-        with pytest.raises(
-            DeviceCommandError, match=f"^device {spec}: 'false' failed|^device {spec}: false failed"
-        ):
-            devices.open(spec).shell("false")
-        manager.stop(virtual.name)
-        devices.forget(spec)
-        with pytest.raises(
-            DeviceConnectError, match=f"{spec}: it is stopped; `qnnfarm device start"
-        ):
-            devices.open(spec)
 
 
 class _Listing(AdbServer):

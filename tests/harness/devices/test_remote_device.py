@@ -149,32 +149,23 @@ def test_a_server_that_does_not_run_is_not_started(lab: Lab, new_port: Callable[
         socket.create_connection(("127.0.0.1", port), 5)
 
 
-def test_a_virtual_device_is_opened_by_its_name(adb_server: AdbServer) -> None:
-    manager.start("latecomer", "SM8750")
+def test_a_virtual_device_is_opened_by_its_name_or_its_port(adb_server: AdbServer) -> None:
+    serial = manager.start("latecomer", "SM8750").serial
     spec = DeviceSpec("virtual", "latecomer")
     try:
         with Devices() as devices:
+            by_port = devices.open(DeviceSpec("android", serial))
+            assert by_port.shell("echo here").stdout == "here\n"
             device = devices.open(spec)
             assert (device.type, device.serial) == ("virtual", "virtual:latecomer")
-            assert device.shell("echo here").stdout == "here\n"
+            with pytest.raises(DeviceCommandError, match=f"^device {spec}: '?false"):
+                device.shell("false")
             assert devices.open(spec) is device
             devices.forget(spec)
             manager.stop("latecomer")
-            with pytest.raises(DeviceConnectError, match="qnnfarm device start latecomer"):
+            with pytest.raises(DeviceConnectError, match=f"{spec}: it is stopped; `qnnfarm device"):
                 devices.open(spec)
             assert devices.open(spec, start=True).shell("echo there").stdout == "there\n"
     finally:
-        serial = manager.get("latecomer").serial
         manager.remove("latecomer")
         adb_server.disconnect(serial)
-
-
-def test_a_tcp_device_is_connected_to(adb_server: AdbServer) -> None:
-    virtual = manager.start("latecomer", "SM8750")
-    try:
-        with Devices() as devices:
-            device = devices.open(DeviceSpec("android", virtual.serial))
-            assert device.shell("echo here").stdout == "here\n"
-    finally:
-        manager.remove("latecomer")
-        adb_server.disconnect(virtual.serial)

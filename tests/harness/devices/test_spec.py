@@ -26,16 +26,9 @@ def test_it_is_read(text: str, kind: str, serial: str, host: str | None) -> None
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "android:",
-        "linux:-oProxyCommand=x",
-        "android:a;b",
-        "virtual:a/b",
-        "android:-s@h",
-        "a@-h",
-    ],
-)
+    ["", "android:", "linux:-oProxyCommand=x", "android:a;b", "virtual:a/b", "android:-s@h",
+     "a@-h"],
+)  # fmt: skip
 def test_identifiers_like_options_or_commands_are_refused(text: str) -> None:
     with pytest.raises(WrongUseError, match="names no device"):
         DeviceSpec.parse(text)

@@ -31,6 +31,7 @@ from harness.errors import (
 )
 from harness.paths import private_lock
 from harness.pool.pool import host_devices
+from tests.command_line import Started
 from tests.conftest import kill_server
 from tests.system import NOBODY, as_user, python_for_others
 
@@ -62,6 +63,9 @@ def _listener(answers: dict[str, bytes]) -> Iterator[tuple[ServerAddress, list[s
 
 
 def test_a_running_server_is_used_as_it_is(adb_server: AdbServer) -> None:
+    assert adb_server.started_by_us
+    assert adb_server.adb_path is not None
+    assert adb_server.adb_path.name == "adb"
     again = ensure_server()
     assert again.started_by_us is False
     assert (again.address, again.version) == (adb_server.address, 41)
@@ -76,12 +80,6 @@ def test_a_server_of_another_version_is_left_alone() -> None:
     assert asked == ["host:version", "host:devices-l"]
 
 
-def test_a_server_that_runs_is_started_by_us(adb_server: AdbServer) -> None:
-    assert adb_server.started_by_us
-    assert adb_server.adb_path is not None
-    assert adb_server.adb_path.name == "adb"
-
-
 def test_many_processes_start_one_server(
     adb_environment: Path, new_port: Callable[[], int]
 ) -> None:
@@ -91,10 +89,7 @@ def test_many_processes_start_one_server(
         "from harness.devices.adb.connection import *;"
         f"print(ensure_server(ServerAddress('127.0.0.1', {at.port})).started_by_us)"
     )
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
+    processes = [Started("-c", code) for _ in range(4)]
     try:
         # Were a starter's stdout inherited by the server, this would never end.
         outputs = [process.communicate(timeout=200)[0].strip() for process in processes]

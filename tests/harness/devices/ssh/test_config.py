@@ -127,6 +127,7 @@ def test_files_with_tokens_variables_and_spaces(
           Port 2022
           HostKeyAlias the-farm
           UserKnownHostsFile %d/known-%n-%h-%p-%r-%u-%i-%% "${WHERE}/my hosts" ~/%k
+          RevokedHostKeys ${WHERE}/revoked-%n
           IdentityFile ${WHERE}/%r@%h
           IdentityFile %d/key
           IdentityFile none
@@ -140,6 +141,7 @@ def test_files_with_tokens_variables_and_spaces(
         Path(f"{home}/the-farm"),
     )
     assert host.key_files == (Path("/lab/ann@farm.example"), Path(f"{home}/key"))
+    assert host.revoked_keys == (Path("/lab/revoked-farm"),)
 
 
 def test_another_host_in_between(config: Path) -> None:

@@ -17,12 +17,6 @@ from tests.ssh_server import SshServer
 
 
 @pytest.fixture
-def host(ssh_server: SshServer) -> Iterator[SshHost]:
-    with SshHost.named("board", ssh_server.config) as host:
-        yield host
-
-
-@pytest.fixture
 def echo() -> Iterator[int]:
     """A server that sends back what it gets, until the end of it; gives its port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -49,7 +43,7 @@ def echo() -> Iterator[int]:
             thread.join()
 
 
-def _through(address: tuple[str, int], data: bytes) -> bytes:
+def exchange(address: tuple[str, int], data: bytes) -> bytes:
     """Send everything, end the sending, and read to the end."""
     with socket.create_connection(address, 120) as link:
 
@@ -59,19 +53,17 @@ def _through(address: tuple[str, int], data: bytes) -> bytes:
 
         thread = threading.Thread(target=send)
         thread.start()
-        got = bytearray()
-        while piece := link.recv(65536):
-            got += piece
+        answer = b"".join(iter(lambda: link.recv(65536), b""))
         thread.join()
-        return bytes(got)
+        return answer
 
 
 def test_both_ways_and_to_the_end(host: SshHost, echo: int) -> None:
     data = os.urandom(2_000_000)
     with Tunnel(host, echo) as tunnel:
         assert tunnel.address[0] == "127.0.0.1"
-        assert _through(tunnel.address, data) == data
-        assert _through(tunnel.address, b"") == b""
+        assert exchange(tunnel.address, data) == data
+        assert exchange(tunnel.address, b"") == b""
         assert tunnel.failure is None
 
 
@@ -91,7 +83,7 @@ def test_a_port_where_nothing_listens(host: SshHost) -> None:
         nobody = stack.enter_context(socket.socket())  # which keeps it, so that nobody else does
         nobody.bind(("127.0.0.1", 0))
         tunnel = stack.enter_context(Tunnel(host, nobody.getsockname()[1]))
-        assert _through(tunnel.address, b"") == b""
+        assert exchange(tunnel.address, b"") == b""
         assert "failed" in tunnel.refusal.lower() or "refused" in tunnel.refusal.lower()
         assert tunnel.failure is None
 
@@ -100,13 +92,13 @@ def test_it_survives_the_loss_of_the_connection(
     ssh_server: SshServer, host: SshHost, echo: int
 ) -> None:
     with Tunnel(host, echo) as tunnel:
-        assert _through(tunnel.address, b"a") == b"a"
+        assert exchange(tunnel.address, b"a") == b"a"
         with socket.create_connection(tunnel.address, 120) as link:
             link.sendall(b"x")
             assert link.recv(1) == b"x"
             ssh_server.drop_connections()
             assert link.recv(1) == b""
-        assert _through(tunnel.address, b"b") == b"b"
+        assert exchange(tunnel.address, b"b") == b"b"
         ssh_server.stop()
         host.close()
         with socket.create_connection(tunnel.address, 120) as link:
@@ -115,7 +107,7 @@ def test_it_survives_the_loss_of_the_connection(
 
 
 @pytest.mark.needs("root")
-def test_other_users_of_this_machine_do_not_get_through(host: SshHost, echo: int) -> None:
+def test_other_users_of_this_machine_do_not_getexchange(host: SshHost, echo: int) -> None:
     script = (
         "import os, socket, sys; os.setuid(65534);"
         "link = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 120);"
@@ -126,4 +118,4 @@ def test_other_users_of_this_machine_do_not_get_through(host: SshHost, echo: int
         command = [sys.executable, "-I", "-c", script, port]
         said = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "b'x'" not in said.stdout
-        assert _through(tunnel.address, b"x") == b"x"
+        assert exchange(tunnel.address, b"x") == b"x"
