@@ -56,17 +56,9 @@ def measure(
         for name, perplexity in windows.items():
             files.append(tmp_path / name.replace("_", "-"))
             files[-1].write_text(perplexity)
-        arguments = [
-            "-c",
-            str(config),
-            "--ar",
-            "32",
-            "--out",
-            str(tmp_path / "out"),
-            "--timeout",
-            str(timeout_s),
-        ]
-        arguments += ["--retries", "2", "--window-files", *map(str, files)]
+        arguments = ["-c", str(config), "--ar", "32", "--out", str(tmp_path / "out")]
+        arguments += ["--timeout", str(timeout_s), "--retries", "2"]
+        arguments += ["--window-files", *map(str, files)]
         status = genie_perplexity.main(arguments)
         return status, tmp_path / "out", capfd.readouterr().err
 

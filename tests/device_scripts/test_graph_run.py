@@ -75,15 +75,13 @@ def test_tokens_are_those_of_genie(runner: "Runner", short_bundle: Path) -> None
     assert list(calls) == [(0, 7), *((n, 1) for n in range(7, 12))]
     assert len(json.loads((short_bundle / "clock.json").read_text())["pieces"]) == 6
 
-
-def test_fill_tokens_come_before_the_prompt(runner: "Runner", short_bundle: Path) -> None:
-    whole = runner.run("graph_run.py", *CONFIG, "-tok", "tokens", cwd=short_bundle)
+    # Tokens that fill the context come before the prompt.
     first, _, rest = PROMPT.partition(" ")
     (short_bundle / "fill").write_text(first)
     (short_bundle / "tokens").write_text(rest)
     halves = ("-tok", "tokens", "--fill_file", "fill", "--profile", "p.json")
     filled = runner.run("graph_run.py", *CONFIG, *halves, cwd=short_bundle)
-    assert ids(filled.stdout) == ids(whole.stdout)
+    assert ids(filled.stdout) == ids(ours.stdout)
     assert last_query(short_bundle / "p.json")["num-prompt-tokens"]["value"] == 5
 
 
@@ -178,12 +176,12 @@ ALL_PROMPTS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import genie_api, genie_t2t_run, graph_model, graph_run
-model = graph_model.Model(graph_model.Settings.read("genie_config.json"))
+model = graph_model.LoadedModel(graph_model.Settings.read("genie_config.json"))
 answers = []
 for prompt in json.load(open("prompts")):
     model.reset()
     asked = [model.settings.bos, *prompt]
-    times = graph_run.Recorder(), genie_t2t_run.Clock()
+    times = graph_run.TimeRecorder(), genie_t2t_run.TokenClock()
     answers.append(list(graph_run.generate(model, asked, int(sys.argv[2]), *times)))
 print(json.dumps(answers))
 genie_api.leave(0)

@@ -226,16 +226,8 @@ def test_wrong_use(device: "DeviceShell", arguments: list[str]) -> None:
 
 def test_cleanup_kills_what_a_killed_run_sh_left(device: "DeviceShell", marked: Marked) -> None:
     run_dir = device.make_run()
-    process = device.start(
-        "run.sh",
-        run_dir,
-        "60",
-        "log",
-        "--",
-        "sh",
-        "-c",
-        "trap '' TERM; (setsid sleep 306 &); sleep 307; sleep 308",
-    )
+    script = "trap '' TERM; (setsid sleep 306 &); sleep 307; sleep 308"
+    process = device.start("run.sh", run_dir, "60", "log", "--", "sh", "-c", script)
     wait_for((run_dir / ".qnnfarm/process").exists)
 
     def complete() -> bool:
@@ -297,17 +289,8 @@ def test_cleanup_refuses_what_is_no_run_folder(device: "DeviceShell", tmp_path: 
     elsewhere.mkdir()
     (device.work_root / "runs/link").symlink_to(elsewhere)
     runs = device.work_root / "runs"
-    for path in (
-        "/",
-        "",
-        ".",
-        "..",
-        runs,
-        runs / "..",
-        elsewhere,
-        runs / "link",
-        f"{runs}/.hidden",
-    ):
+    links = (runs / "link", f"{runs}/.hidden")
+    for path in ("/", "", ".", "..", runs, runs / "..", elsewhere, *links):
         done = device.run("cleanup.sh", path)
         assert (done.returncode, done.stdout) == (2, ""), path
     assert elsewhere.exists()

@@ -246,17 +246,9 @@ def test_link_tells_when_a_content_was_used(device: "DeviceShell") -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "",
-        "x 1",
-        f"{'A' * 64} 1",
-        f"{'0' * 63} 1",
-        f"{'0' * 64} -1",
-        f"{'0' * 64}",
-        f"{'0' * 64} 1 2",
-        "../../etc/passwd 1",
-    ],
-)
+    ["", "x 1", f"{'A' * 64} 1", f"{'0' * 63} 1", f"{'0' * 64} -1", f"{'0' * 64}",
+     f"{'0' * 64} 1 2", "../../etc/passwd 1"],
+)  # fmt: skip
 def test_verify_refuses_a_malformed_list(device: "DeviceShell", line: str) -> None:
     done = device.run("verify.sh", device.work_root, stdin=line + "\n")
     assert done.returncode == 2
@@ -264,20 +256,9 @@ def test_verify_refuses_a_malformed_list(device: "DeviceShell", line: str) -> No
 
 
 NAMES = [
-    "plain",
-    "a b",
-    "a  b ",
-    " leading",
-    "q\"uo'te",
-    "$(id)",
-    "-n",
-    "日本/é",
-    "a/b/c",
-    "a\\b",
-    "*",
-    "..x",
-    "x..",
-]
+    "plain", "a b", "a  b ", " leading", "q\"uo'te", "$(id)", "-n", "日本/é", "a/b/c", "a\\b", "*",
+    "..x", "x..",
+]  # fmt: skip
 
 
 def test_link_makes_a_run_folder_of_any_good_names(device: "DeviceShell") -> None:
@@ -306,24 +287,9 @@ def test_link_does_not_add_to_a_run_that_somebody_makes_meanwhile(device: "Devic
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "",
-        ".",
-        "..",
-        "/abs",
-        "../x",
-        "a/../../x",
-        "a/..",
-        "./a",
-        "a/./b",
-        "a//b",
-        "a/",
-        "tab\there",
-        "\x01",
-        ".qnnfarm",
-        ".qnnfarm/marker",
-    ],
-)
+    ["", ".", "..", "/abs", "../x", "a/../../x", "a/..", "./a", "a/./b", "a//b", "a/", "tab\there",
+     "\x01", ".qnnfarm", ".qnnfarm/marker"],
+)  # fmt: skip
 def test_link_refuses_names_that_leave_the_folder(
     device: "DeviceShell", tmp_path: Path, name: str
 ) -> None:

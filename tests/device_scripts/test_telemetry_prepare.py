@@ -162,17 +162,10 @@ def test_hostile_notes_and_governors_do_nothing(
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        [],
-        ["apply"],
-        ["undo", "ROOT"],
-        ["restore", "ROOT", "x"],
-        ["apply", "ROOT", "reboot"],
-        ["apply", "ROOT", "governor="],
-        ["apply", "ROOT", "governor=a b"],
-        ["apply", "ROOT", "governor=../x"],
-    ],
-)
+    [[], ["apply"], ["undo", "ROOT"], ["restore", "ROOT", "x"], ["apply", "ROOT", "reboot"],
+     ["apply", "ROOT", "governor="], ["apply", "ROOT", "governor=a b"],
+     ["apply", "ROOT", "governor=../x"]],
+)  # fmt: skip
 def test_wrong_use(device: DeviceShell, arguments: list[str]) -> None:
     root = str(device.work_root)
     done = device.run("prepare.sh", *(root if a == "ROOT" else a for a in arguments))

@@ -69,24 +69,15 @@ def test_once_tells_channels_values_and_battery(device: DeviceShell, sysfs: Path
     assert value["battery_a"] == "-350000"
     assert value["battery_v"] == "4012000"
     assert value["temp_c:nsphvx-0"] == "36000"
-    assert "battery status Not charging" in lines
-    assert "battery capacity 81" in lines
-    assert lines[-1].startswith("qnnfarm-telemetry end=once ")
-
-
-def test_cpus_that_share_a_clock_are_one_channel(device: DeviceShell, sysfs: Path) -> None:
-    names = channels(device.run("telemetry.sh", "once").stdout.splitlines())
+    # CPUs that share a clock are one channel. Zones of limits are left out, the NPU's is first.
     assert [name for name in names if name.startswith("cpu_hz:")] == ["cpu_hz:0", "cpu_hz:6"]
-
-
-def test_zones_of_limits_are_no_temperatures_and_the_npu_comes_first(
-    device: DeviceShell, sysfs: Path
-) -> None:
-    names = channels(device.run("telemetry.sh", "once").stdout.splitlines())
     zones = [name.partition(":")[2] for name in names if name.startswith("temp_c:")]
     assert zones[0] == "nsphvx-0"
     assert not {"pm8550-bcl-lvl0", "soc"} & set(zones)
     assert "zone9" in zones  # its type is no word that could stand in a line
+    assert "battery status Not charging" in lines
+    assert "battery capacity 81" in lines
+    assert lines[-1].startswith("qnnfarm-telemetry end=once ")
 
 
 def test_of_many_zones_the_telling_ones_are_chosen(device: DeviceShell, sysfs: Path) -> None:
@@ -126,6 +117,13 @@ def test_denied_files_are_reported(device: DeviceShell, sysfs: Path, tmp_path: P
 
 def samples_of(run_dir: Path) -> list[str]:
     return [line for line in _lines(run_dir) if line.startswith("s ")]
+
+
+def _lines(run_dir: Path) -> list[str]:
+    try:
+        return recorded(run_dir)
+    except OSError:
+        return []
 
 
 def most_memory(run_dir: Path) -> int:
@@ -208,7 +206,7 @@ def test_it_ends_with_run_sh(
 ) -> None:
     run_dir = arm(device)
     process = device.start("run.sh", run_dir, "60", "log", "--", "sleep", "311")
-    wait_for(lambda: len([x for x in _lines(run_dir) if x.startswith("s ")]) >= 2)
+    wait_for(lambda: len(samples_of(run_dir)) >= 2)
     process.send_signal(number)
     process.communicate(timeout=200)
     wait_for(lambda: recorded(run_dir)[-1].startswith("qnnfarm-telemetry "))
@@ -216,13 +214,6 @@ def test_it_ends_with_run_sh(
     assert end_of(run_dir)[0] in ends
     assert device.run("cleanup.sh", "-k", run_dir).returncode == 0
     assert marked(run_dir) == []
-
-
-def _lines(run_dir: Path) -> list[str]:
-    try:
-        return recorded(run_dir)
-    except OSError:
-        return []
 
 
 def test_it_ends_with_a_run_that_is_killed_by_its_time_limit(
@@ -237,13 +228,18 @@ def test_it_ends_with_a_run_that_is_killed_by_its_time_limit(
 
 
 def sample_of(
-    device: DeviceShell, run_dir: Path, runner: "subprocess.Popen[bytes]", *, max_s: int
+    device: DeviceShell,
+    run_dir: Path,
+    runner: "subprocess.Popen[bytes]",
+    *,
+    max_s: int,
+    script: Path = SCRIPTS / "telemetry.sh",
 ) -> "subprocess.Popen[bytes]":
     """The sampler as run.sh starts it, for a command and a parent of the test's own."""
     began = Path("/proc/uptime").read_text().split()[0].split(".")
     words = [str(max_s), str(runner.pid), str(os.getpid()), *began]
     return subprocess.Popen(
-        device.command("telemetry.sh", "sample", run_dir, "5", *words),
+        [device.shell, script, "sample", run_dir, "5", *words],
         env=device.environment,
         stdin=subprocess.PIPE,
     )
@@ -255,7 +251,7 @@ def test_waiting_takes_no_process_where_a_shell_can(device: DeviceShell, sysfs: 
         subprocess.Popen(["sleep", "250"]) as runner,
         sample_of(device, run_dir, runner, max_s=250) as sampler,
     ):
-        wait_for(lambda: sum(line.startswith("s ") for line in _lines(run_dir)) >= 3)
+        wait_for(lambda: len(samples_of(run_dir)) >= 3)
         forks = "wait=fork" in recorded(run_dir)
         runner.kill()
         assert sampler.wait(timeout=200) == 0
@@ -328,10 +324,6 @@ def test_arming_no_run_folder(device: DeviceShell) -> None:
     assert "no run folder" in done.stderr
 
 
-def test_it_is_among_the_scripts_that_are_deployed() -> None:
-    assert (SCRIPTS / "telemetry.sh").is_file()
-
-
 def test_it_ends_at_its_deadline(device: DeviceShell, sysfs: Path) -> None:
     run_dir = arm(device)
     with subprocess.Popen(["sleep", "60"]) as runner:
@@ -357,21 +349,17 @@ def test_the_recording_of_a_long_run_is_bounded(
     (scripts / "telemetry.sh").write_text(changed.replace("thin_lines=3000", "thin_lines=3"))
     for name in ("common.sh", "marked.sh", "sensors.sh", "sha256.sh"):
         (scripts / name).write_bytes((SCRIPTS / name).read_bytes())
-    began = Path("/proc/uptime").read_text().split()[0].split(".")
-    with subprocess.Popen(["sleep", "250"]) as runner:
-        words = ["250", str(runner.pid), str(os.getpid()), *began]
-        with subprocess.Popen(
-            [device.shell, scripts / "telemetry.sh", "sample", run_dir, "5", *words],
-            env=device.environment,
-            stdin=subprocess.PIPE,
-        ) as sampler:
-            try:
-                if end == "exited":
-                    wait_for(lambda: len(samples_of(run_dir)) >= 10)
-            finally:
-                if end == "exited":
-                    runner.kill()
-            assert sampler.wait(timeout=200) == 0
+    with (
+        subprocess.Popen(["sleep", "250"]) as runner,
+        sample_of(device, run_dir, runner, max_s=250, script=scripts / "telemetry.sh") as sampler,
+    ):
+        try:
+            if end == "exited":
+                wait_for(lambda: len(samples_of(run_dir)) >= 10)
+        finally:
+            if end == "exited":
+                runner.kill()
+        assert sampler.wait(timeout=200) == 0
         runner.kill()
     assert end_of(run_dir)[0] == end
     times = [int(line.split()[1]) for line in samples_of(run_dir)]
