@@ -163,9 +163,3 @@ class Runner:
 def runner() -> Runner:
     libraries = str(Path(onnxruntime_qnn.__file__).parent)
     return Runner({"LD_LIBRARY_PATH": libraries, "PATH": os.environ["PATH"]})
-
-
-@pytest.fixture
-def marked() -> object:
-    """`marked_processes`, for tests to call."""
-    return marked_processes

@@ -9,14 +9,13 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
 import tokenizers
 
-if TYPE_CHECKING:
-    from tests.device_scripts.conftest import Runner
+from tests.device_scripts.conftest import Runner
 
 TEXT = (
     "In the beginning God created the heaven and the earth. And the earth was without form, and "
@@ -63,9 +62,7 @@ def last_query(profile: Path) -> dict[str, Any]:
     return found
 
 
-def test_prompt_prompt_file_and_tokens(
-    runner: "Runner", short_bundle: Path, tmp_path: Path
-) -> None:
+def test_prompt_prompt_file_and_tokens(runner: Runner, short_bundle: Path, tmp_path: Path) -> None:
     """A query by tokens generates what the same prompt does; Genie puts bos before both."""
     done = runner.run(*T2T, "-p", TEXT, "--profile", "p.json", cwd=short_bundle)
     assert done.returncode == 0, done.stderr
@@ -88,7 +85,7 @@ def test_prompt_prompt_file_and_tokens(
 
 
 def test_a_prompt_longer_than_the_context_fails_in_one_line(
-    runner: "Runner", random_bundle: Path
+    runner: Runner, random_bundle: Path
 ) -> None:
     done = runner.run(*T2T, "-p", TEXT * 30, cwd=random_bundle)
     assert done.returncode == 1
@@ -99,7 +96,7 @@ def test_a_prompt_longer_than_the_context_fails_in_one_line(
 
 
 def test_rewind_and_a_prompt_that_is_no_utf_8(
-    runner: "Runner", short_bundle: Path, tmp_path: Path
+    runner: Runner, short_bundle: Path, tmp_path: Path
 ) -> None:
     done = runner.run(*T2T, "-p", "In the beginning", "-w", "In the end", cwd=short_bundle)
     assert done.returncode == 0, done.stderr
@@ -110,7 +107,7 @@ def test_rewind_and_a_prompt_that_is_no_utf_8(
     assert "GenieDialog_query failed: GENIE_STATUS_ERROR_" in done.stderr
 
 
-def test_a_damaged_binary_is_an_error_not_a_hang(runner: "Runner", random_bundle: Path) -> None:
+def test_a_damaged_binary_is_an_error_not_a_hang(runner: Runner, random_bundle: Path) -> None:
     binary = min(random_bundle.glob("*.bin"))
     data = binary.read_bytes()
     binary.unlink()
@@ -120,7 +117,7 @@ def test_a_damaged_binary_is_an_error_not_a_hang(runner: "Runner", random_bundle
     assert "genie-t2t-run: error: GenieDialog_create failed: GENIE_STATUS_ERROR_" in done.stderr
 
 
-def test_a_reader_that_goes_away_ends_the_run(runner: "Runner", random_bundle: Path) -> None:
+def test_a_reader_that_goes_away_ends_the_run(runner: Runner, random_bundle: Path) -> None:
     command = runner.command(T2T[0], [*T2T[1:], "-p", TEXT])
     reader, writer = os.pipe()
     os.close(reader)
@@ -137,7 +134,7 @@ def test_a_reader_that_goes_away_ends_the_run(runner: "Runner", random_bundle: P
     assert done.returncode != 0
 
 
-def test_a_signal_closes_the_dialog_and_is_told(runner: "Runner", bundle: Path) -> None:
+def test_a_signal_closes_the_dialog_and_is_told(runner: Runner, bundle: Path) -> None:
     """Without that the process aborts when it ends."""
     process = subprocess.Popen(
         runner.command(T2T[0], [*T2T[1:], "-p", "In the beginning"]),
@@ -156,7 +153,7 @@ def test_a_signal_closes_the_dialog_and_is_told(runner: "Runner", bundle: Path) 
     assert error.splitlines()[-1] == b"genie-t2t-run: error: ended by SIGTERM"
 
 
-def test_an_app_script(runner: "Runner", short_bundle: Path) -> None:
+def test_an_app_script(runner: Runner, short_bundle: Path) -> None:
     (short_bundle / "tokens").write_text("43 80 263")
     (short_bundle / "accuracy.json").write_text(
         json.dumps({"dataset": "window", "type": "perplexity"})
@@ -209,7 +206,7 @@ dialog query nobody this-is-checked-but-not-run
     assert done.stdout.endswith("accuracy config ac\naccuracy a\n")
 
 
-def test_an_app_script_of_nodes_and_pipelines(runner: "Runner", short_bundle: Path) -> None:
+def test_an_app_script_of_nodes_and_pipelines(runner: Runner, short_bundle: Path) -> None:
     """Measured on Genie 1.21: a node says what the dialog of its configuration says."""
     dialog = json.loads((short_bundle / "genie_config.json").read_text())["dialog"]
     (short_bundle / "node.json").write_text(json.dumps({"text-generator": dialog}))
@@ -243,9 +240,7 @@ pipeline execute p restored
     assert (short_bundle / "restored").read_bytes() == (short_bundle / "after").read_bytes() != b""
 
 
-def test_an_app_script_of_embeddings(
-    runner: "Runner", encoder_bundle: Path, tmp_path: Path
-) -> None:
+def test_an_app_script_of_embeddings(runner: Runner, encoder_bundle: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "encoder"
     shutil.copytree(encoder_bundle, bundle)
     (bundle / "text").write_text(TEXT)
@@ -272,7 +267,7 @@ profile save p p.json
 
 
 @pytest.mark.genie_configuration("standalone engine")
-def test_the_engine_that_drafts_is_switched(runner: "Runner", short_bundle: Path) -> None:
+def test_the_engine_that_drafts_is_switched(runner: Runner, short_bundle: Path) -> None:
     """The documented flag: a dialog with two engines gets another draft, and says the same."""
     document = json.loads((short_bundle / "genie_config.json").read_text())
     dialog = document["dialog"]
@@ -316,7 +311,7 @@ def test_the_engine_that_drafts_is_switched(runner: "Runner", short_bundle: Path
     ],
 )
 def test_an_app_script_that_fails_names_its_line(
-    runner: "Runner", random_bundle: Path, line: str, status: int, message: str
+    runner: Runner, random_bundle: Path, line: str, status: int, message: str
 ) -> None:
     (random_bundle / "script").write_text(f"dialog config create c genie_config.json\n{line}\n")
     done = runner.run("genie_app.py", "-s", "script", cwd=random_bundle)
@@ -332,7 +327,7 @@ def window_text(bundle: Path) -> str:
     return text[: int(end)]
 
 
-def test_perplexity_by_windows(runner: "Runner", short_bundle: Path) -> None:
+def test_perplexity_by_windows(runner: Runner, short_bundle: Path) -> None:
     text = window_text(short_bundle)
     (short_bundle / "w0").write_text(text)
     (short_bundle / "w1").write_text(text[10:])
@@ -358,7 +353,7 @@ def _evaluates(pid: int) -> bool:
 
 
 def test_a_child_that_stands_still_is_killed_and_started_again(
-    runner: "Runner", random_bundle: Path
+    runner: Runner, random_bundle: Path
 ) -> None:
     (random_bundle / "w0").write_text(window_text(random_bundle))
     script, *arguments = (*PERPLEXITY, "--window-files", "w0")

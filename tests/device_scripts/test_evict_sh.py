@@ -5,18 +5,16 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.device_scripts.conftest import DeviceShell
+from tests.device_scripts.conftest import DeviceShell
 
 _FILL = 999_999_999
 _KIB = 1024
 
 
-def put(device: "DeviceShell", name: str, used_at: int | None, size: int = 64 * _KIB) -> str:
+def put(device: DeviceShell, name: str, used_at: int | None, size: int = 64 * _KIB) -> str:
     """A content, with a memo that says when it was used."""
     data = name.encode().ljust(size, b".")
     sha256 = hashlib.sha256(data).hexdigest()
@@ -29,26 +27,26 @@ def put(device: "DeviceShell", name: str, used_at: int | None, size: int = 64 * 
     return sha256
 
 
-def link(device: "DeviceShell", run: str, sha256: str) -> None:
+def link(device: DeviceShell, run: str, sha256: str) -> None:
     folder = device.work_root / "runs" / run / "a b"
     folder.mkdir(parents=True)
     (folder / "file").symlink_to(device.work_root / "store" / sha256)
 
 
-def want(device: "DeviceShell", area: str, sha256: str) -> Path:
+def want(device: DeviceShell, area: str, sha256: str) -> Path:
     folder = device.work_root / "incoming" / area
     folder.mkdir()
     (folder / ".wants").write_text(f"{sha256} 1\nend\n")
     return folder
 
 
-def held(device: "DeviceShell") -> set[str]:
+def held(device: DeviceShell) -> set[str]:
     return {path.name for path in (device.work_root / "store").iterdir() if path.is_file()} - {
         ".lock"
     }
 
 
-def evict(device: "DeviceShell", free_kb: object, store_kb: object) -> dict[str, str]:
+def evict(device: DeviceShell, free_kb: object, store_kb: object) -> dict[str, str]:
     done = device.run("evict.sh", device.work_root, str(free_kb), str(store_kb))
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1].startswith("qnnfarm-evict evicted=")
@@ -57,7 +55,7 @@ def evict(device: "DeviceShell", free_kb: object, store_kb: object) -> dict[str,
     return facts
 
 
-def test_nothing_goes_while_there_is_room(device: "DeviceShell") -> None:
+def test_nothing_goes_while_there_is_room(device: DeviceShell) -> None:
     contents = {put(device, "a", 1), put(device, "b", 2)}
     facts = evict(device, 0, "-")
     assert int(facts["free_kb"]) > 0
@@ -66,7 +64,7 @@ def test_nothing_goes_while_there_is_room(device: "DeviceShell") -> None:
     assert held(device) == contents
 
 
-def test_the_longest_unused_goes_first_and_no_more_than_needed(device: "DeviceShell") -> None:
+def test_the_longest_unused_goes_first_and_no_more_than_needed(device: DeviceShell) -> None:
     b, a, c = put(device, "b", 20), put(device, "a", 10), put(device, "c", 1_700_000_000)
     unknown = put(device, "never used", None)
     facts = evict(device, 0, 200)
@@ -78,7 +76,7 @@ def test_the_longest_unused_goes_first_and_no_more_than_needed(device: "DeviceSh
     assert [path.name for path in (device.work_root / "store/.memo").iterdir()] == [c]
 
 
-def test_content_in_use_is_never_evicted(device: "DeviceShell") -> None:
+def test_content_in_use_is_never_evicted(device: DeviceShell) -> None:
     linked, wanted, free = put(device, "a", 1), put(device, "b", 2), put(device, "c", 3)
     link(device, ".run.building", linked)
     want(device, "live", wanted)
@@ -89,7 +87,7 @@ def test_content_in_use_is_never_evicted(device: "DeviceShell") -> None:
     assert held(device) == {linked, wanted}
 
 
-def test_content_with_many_links_is_never_evicted(device: "DeviceShell") -> None:
+def test_content_with_many_links_is_never_evicted(device: DeviceShell) -> None:
     """Nor where find's own readlink takes one link only, as that of Android 10."""
     one_link = device.with_tool("find", 'case $* in *"readlink {} +") exit 1 ;; esac\nreal "$@"')
     linked = [put(device, name, 1) for name in "abc"]
@@ -99,14 +97,14 @@ def test_content_with_many_links_is_never_evicted(device: "DeviceShell") -> None
     assert held(device) == set(linked)
 
 
-def test_where_it_does_not_help_nothing_goes(device: "DeviceShell") -> None:
+def test_where_it_does_not_help_nothing_goes(device: DeviceShell) -> None:
     contents = {put(device, name, 1) for name in "abc"}
     facts = evict(device, _FILL, "-")
     assert (facts["met"], facts["evictable_kb"], facts["evicted"]) == ("0", "192", "0")
     assert held(device) == contents
 
 
-def test_leftovers_of_dead_runs_are_evicted_for_space(device: "DeviceShell") -> None:
+def test_leftovers_of_dead_runs_are_evicted_for_space(device: DeviceShell) -> None:
     wanted = put(device, "a", 1)
     dead, live = want(device, "dead", wanted), want(device, "live", "0" * 64)
     hour_ago = time.time() - 3600
@@ -119,16 +117,14 @@ def test_leftovers_of_dead_runs_are_evicted_for_space(device: "DeviceShell") -> 
     assert evict(device, 0, 0)["evicted"] == "1"
 
 
-def test_where_find_cannot_tell_ages_nothing_under_way_goes(device: "DeviceShell") -> None:
+def test_where_find_cannot_tell_ages_nothing_under_way_goes(device: DeviceShell) -> None:
     no_ages = device.with_tool("find", 'case $* in *-mmin*) exit 1 ;; esac\nreal "$@"')
     area = want(device, "live", "0" * 64)
     evict(no_ages, _FILL, "-")
     assert area.exists()
 
 
-def test_an_area_that_is_a_link_costs_nobody_anything(
-    device: "DeviceShell", tmp_path: Path
-) -> None:
+def test_an_area_that_is_a_link_costs_nobody_anything(device: DeviceShell, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "file").write_text("mine")
@@ -138,7 +134,7 @@ def test_an_area_that_is_a_link_costs_nobody_anything(
     assert (other / "file").exists()
 
 
-def test_leftovers_dated_in_the_future_age_too(device: "DeviceShell") -> None:
+def test_leftovers_dated_in_the_future_age_too(device: DeviceShell) -> None:
     area = device.work_root / "incoming" / "dead"
     area.mkdir()
     file = area / ("0" * 64)
@@ -148,14 +144,14 @@ def test_leftovers_dated_in_the_future_age_too(device: "DeviceShell") -> None:
     assert abs(file.stat().st_mtime - time.time()) < 600
 
 
-def test_a_device_without_flock_evicts_nothing(device: "DeviceShell") -> None:
+def test_a_device_without_flock_evicts_nothing(device: DeviceShell) -> None:
     sha256 = put(device, "a", 1)
     facts = evict(device.without_tool("flock"), 0, 0)
     assert (facts["met"], facts["evictable_kb"], facts["store_kb"]) == ("0", "0", "64")
     assert held(device) == {sha256}
 
 
-def test_names_that_are_no_contents_are_let_be(device: "DeviceShell") -> None:
+def test_names_that_are_no_contents_are_let_be(device: DeviceShell) -> None:
     odd = device.work_root / "store" / "not a hash\n$(id)"
     odd.write_text("x")
     (device.work_root / "runs" / "r").mkdir()
@@ -170,20 +166,20 @@ def test_names_that_are_no_contents_are_let_be(device: "DeviceShell") -> None:
 @pytest.mark.parametrize(
     "words", [(), ("1",), ("1", "x"), ("-1", "-"), ("1234567890", "-"), ("1", "2", "3")]
 )
-def test_wrong_use(device: "DeviceShell", words: tuple[str, ...]) -> None:
+def test_wrong_use(device: DeviceShell, words: tuple[str, ...]) -> None:
     done = device.run("evict.sh", device.work_root, *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: usage: evict.sh")
 
 
-def test_no_work_root(device: "DeviceShell", tmp_path: Path) -> None:
+def test_no_work_root(device: DeviceShell, tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
         done = device.run("evict.sh", folder, "1", "-")
         assert done.returncode == 1
         assert "run setup.sh" in done.stderr
 
 
-def test_content_linked_during_eviction_stays(device: "DeviceShell") -> None:
+def test_content_linked_during_eviction_stays(device: DeviceShell) -> None:
     """A deployment links its run and takes its wants back, without asking for the lock."""
     content = put(device, "a", 1)
     area, run = want(device, "area", content), device.work_root / "runs" / "run"

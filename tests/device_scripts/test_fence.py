@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from harness.pool.fence import LOST_STATUS, Fence, Holder
+from tests.device_scripts.conftest import DeviceShell
 from tests.system import program
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from harness.devices.device import Device
-    from tests.device_scripts.conftest import DeviceShell
 
 HOLDER = 'a1 {"label": "ann: pytest (pid 7)", "host": "lab1", "boot": "b\\u00e4"}'
 OTHER = 'b2 {"label": "ben: pytest (pid 8)", "host": "lab2"}'
@@ -25,7 +25,7 @@ _LINE = re.compile(r"qnnfarm-fence token=(\d+) id=([0-9a-f-]{36}) ended=(\d+) le
 
 
 def claim(
-    device: "DeviceShell", token: int, *known: str, holder: str = HOLDER, ended: int | None = None
+    device: DeviceShell, token: int, *known: str, holder: str = HOLDER, ended: int | None = None
 ) -> Fence:
     done = device.run("fence.sh", device.work_root, "claim", str(token), holder, *known)
     match = _LINE.fullmatch(done.stdout)
@@ -40,12 +40,12 @@ def record_of(holder: str) -> str:
     return holder.partition(" ")[2]
 
 
-def tokens(device: "DeviceShell") -> set[str]:
+def tokens(device: DeviceShell) -> set[str]:
     files = (device.work_root / "fence").glob("[0-9]*")
     return {path.name.removesuffix("-a1") for path in files}
 
 
-def guarded(device: "DeviceShell", fence: Fence, command: str) -> subprocess.Popen[str]:
+def guarded(device: DeviceShell, fence: Fence, command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [device.shell, "-c", fence.guarded(command)],
         env=device.environment | fence.env,
@@ -56,7 +56,7 @@ def guarded(device: "DeviceShell", fence: Fence, command: str) -> subprocess.Pop
     )
 
 
-def test_the_fence_rises_and_never_falls(device: "DeviceShell") -> None:
+def test_the_fence_rises_and_never_falls(device: DeviceShell) -> None:
     first = claim(device, 7)
     assert claim(device, 7) == first
     second = claim(device, 100)
@@ -66,7 +66,7 @@ def test_the_fence_rises_and_never_falls(device: "DeviceShell") -> None:
     assert tokens(device) == {"100"}
 
 
-def test_commands_of_a_former_holder_do_not_run(device: "DeviceShell", tmp_path: Path) -> None:
+def test_commands_of_a_former_holder_do_not_run(device: DeviceShell, tmp_path: Path) -> None:
     old = claim(device, 1)
     written = tmp_path / "written"
     write = f"echo x >{shlex.quote(str(written))}; echo out; echo err >&2; exit 5"
@@ -81,7 +81,7 @@ def test_commands_of_a_former_holder_do_not_run(device: "DeviceShell", tmp_path:
     assert not written.exists()
 
 
-def test_a_command_is_the_callers_with_any_text_and_status(device: "DeviceShell") -> None:
+def test_a_command_is_the_callers_with_any_text_and_status(device: DeviceShell) -> None:
     fence = claim(device, 1)
     process = guarded(device, fence, f"exit {LOST_STATUS}")
     _, stderr = process.communicate()
@@ -96,7 +96,7 @@ def test_a_command_is_the_callers_with_any_text_and_status(device: "DeviceShell"
 
 
 def test_a_claim_kills_commands_that_passed_the_fence_before(
-    device: "DeviceShell", tmp_path: Path
+    device: DeviceShell, tmp_path: Path
 ) -> None:
     old = claim(device, 1)
     begun, late = tmp_path / "begun", tmp_path / "late"
@@ -115,7 +115,7 @@ def test_a_claim_kills_commands_that_passed_the_fence_before(
 
 @pytest.mark.parametrize("between", [False, True])
 def test_only_behind_a_quiet_lease_there_is_nothing_to_look_for(
-    device: "DeviceShell", *, between: bool
+    device: DeviceShell, *, between: bool
 ) -> None:
     quiet = claim(device, 1)
     stray = subprocess.Popen(
@@ -148,7 +148,7 @@ def running(fence: Fence) -> list[str]:
     return found
 
 
-def test_a_claim_ends_the_runs_of_a_former_holder(device: "DeviceShell") -> None:
+def test_a_claim_ends_the_runs_of_a_former_holder(device: DeviceShell) -> None:
     old = claim(device, 1)
     run_dir = device.make_run("late run")
     run_dir.rename(device.work_root / "runs" / "late")
@@ -165,7 +165,7 @@ def test_a_claim_ends_the_runs_of_a_former_holder(device: "DeviceShell") -> None
     assert not running(old)
 
 
-def test_a_claim_removes_run_folders_that_were_never_finished(device: "DeviceShell") -> None:
+def test_a_claim_removes_run_folders_that_were_never_finished(device: DeviceShell) -> None:
     first = claim(device, 1)
     runs = device.work_root / "runs"
     (runs / ".run-1.4242" / "lib").mkdir(parents=True)
@@ -180,7 +180,7 @@ def test_a_claim_removes_run_folders_that_were_never_finished(device: "DeviceShe
 
 
 def test_the_processes_of_other_devices_on_the_same_kernel_live_on(
-    device: "DeviceShell", tmp_path: Path
+    device: DeviceShell, tmp_path: Path
 ) -> None:
     fence = claim(device, 5)
     process = guarded(
@@ -194,7 +194,7 @@ def test_the_processes_of_other_devices_on_the_same_kernel_live_on(
     assert process.communicate("alive\n", timeout=200) == ("alive\n", "")
 
 
-def test_a_sweep_ends_what_the_holder_left(device: "DeviceShell", tmp_path: Path) -> None:
+def test_a_sweep_ends_what_the_holder_left(device: DeviceShell, tmp_path: Path) -> None:
     fence = claim(device, 3)
     process = guarded(device, fence, f": >{shlex.quote(str(tmp_path / 'begun'))}; sleep 63")
     wait_for((tmp_path / "begun").exists)
@@ -208,9 +208,7 @@ def test_a_sweep_ends_what_the_holder_left(device: "DeviceShell", tmp_path: Path
 
 
 @pytest.mark.parametrize("lock", [True, False])
-def test_of_claims_at_the_same_time_the_greatest_stays(
-    device: "DeviceShell", *, lock: bool
-) -> None:
+def test_of_claims_at_the_same_time_the_greatest_stays(device: DeviceShell, *, lock: bool) -> None:
     asked = [11, 19, 12, 18, 13, 17]
     bare = device if lock else device.without_tool("flock")
 
@@ -224,7 +222,7 @@ def test_of_claims_at_the_same_time_the_greatest_stays(
     assert tokens(device) == {"19"}
 
 
-def test_a_greater_claim_that_comes_between_two_looks_is_kept(device: "DeviceShell") -> None:
+def test_a_greater_claim_that_comes_between_two_looks_is_kept(device: DeviceShell) -> None:
     # The trace's prompt is evaluated before each command: here it makes the file of another claim
     # right after this one has seen that it is the greatest.
     script, *arguments = device.command("fence.sh", device.work_root, "claim", "12", HOLDER)[1:]
@@ -242,7 +240,7 @@ def test_a_greater_claim_that_comes_between_two_looks_is_kept(device: "DeviceShe
 
 
 def test_a_claim_that_was_overtaken_ends_nothing_of_the_greater_one(
-    device: "DeviceShell", tmp_path: Path
+    device: DeviceShell, tmp_path: Path
 ) -> None:
     """Its host may have died meanwhile, so that the device went to somebody else."""
     fence = claim(device, 1)
@@ -281,7 +279,7 @@ def test_a_claim_that_was_overtaken_ends_nothing_of_the_greater_one(
 
 @pytest.mark.parametrize("number", range(3))
 def test_claims_of_a_new_device_at_the_same_time_agree_on_its_id(
-    device: "DeviceShell", number: int
+    device: DeviceShell, number: int
 ) -> None:
     def one(token: int) -> str:
         return device.run("fence.sh", device.work_root, "claim", str(token), HOLDER).stdout
@@ -292,7 +290,7 @@ def test_claims_of_a_new_device_at_the_same_time_agree_on_its_id(
     assert ids == {(device.work_root / "fence" / "id").read_text().strip()}
 
 
-def test_another_or_a_wiped_device_is_not_touched(device: "DeviceShell") -> None:
+def test_another_or_a_wiped_device_is_not_touched(device: DeviceShell) -> None:
     fence = claim(device, 1)
     assert claim(device, 2, fence.id).token == 2
     run_dir = device.make_run()
@@ -305,12 +303,12 @@ def test_another_or_a_wiped_device_is_not_touched(device: "DeviceShell") -> None
     assert not wiped.exists()
 
 
-def refused(device: "DeviceShell", token: int, *words: str) -> tuple[int, str]:
+def refused(device: DeviceShell, token: int, *words: str) -> tuple[int, str]:
     done = device.run("fence.sh", device.work_root, "claim", str(token), OTHER, *words)
     return done.returncode, done.stdout
 
 
-def test_a_holder_of_another_ledger_keeps_the_device(device: "DeviceShell") -> None:
+def test_a_holder_of_another_ledger_keeps_the_device(device: DeviceShell) -> None:
     claim(device, 5)
     run_dir = device.make_run()
     held = (5, f"qnnfarm-fence held=5-a1 {record_of(HOLDER)}\n")
@@ -320,7 +318,7 @@ def test_a_holder_of_another_ledger_keeps_the_device(device: "DeviceShell") -> N
     assert tokens(device) == {"5"}
 
 
-def test_a_holder_of_another_ledger_gives_way_to_who_names_it(device: "DeviceShell") -> None:
+def test_a_holder_of_another_ledger_gives_way_to_who_names_it(device: DeviceShell) -> None:
     old = claim(device, 5)
     process = subprocess.Popen(
         [device.shell, "-c", "sleep 65; :"], env=device.environment | old.env
@@ -335,7 +333,7 @@ def test_a_holder_of_another_ledger_gives_way_to_who_names_it(device: "DeviceShe
 
 @pytest.mark.parametrize(("ledger", "code"), [("a1", 0), ("-", 0), ("", 0), ("b2", 5)])
 def test_the_fence_of_an_earlier_version_is_read(
-    device: "DeviceShell", ledger: str, code: int
+    device: DeviceShell, ledger: str, code: int
 ) -> None:
     (device.work_root / "fence").mkdir()
     (device.work_root / "fence" / "7").write_text(f"{ledger} {{}}\n" if ledger else "")
@@ -345,7 +343,7 @@ def test_the_fence_of_an_earlier_version_is_read(
 
 
 @pytest.mark.needs("namespaces")
-def test_a_disk_that_is_full_leaves_no_file_in_the_fence(device: "DeviceShell") -> None:
+def test_a_disk_that_is_full_leaves_no_file_in_the_fence(device: DeviceShell) -> None:
     fence = claim(device, 5)
     words = device.command("fence.sh", device.work_root, "claim", "6", HOLDER)
     script = (
@@ -363,7 +361,7 @@ def test_a_disk_that_is_full_leaves_no_file_in_the_fence(device: "DeviceShell") 
     assert claim(device, 6).id == fence.id
 
 
-def test_a_device_that_was_given_back_goes_to_any_ledger(device: "DeviceShell") -> None:
+def test_a_device_that_was_given_back_goes_to_any_ledger(device: DeviceShell) -> None:
     fence = claim(device, 5)
     commands: list[str] = []
 
@@ -378,7 +376,7 @@ def test_a_device_that_was_given_back_goes_to_any_ledger(device: "DeviceShell") 
     assert (late.returncode, tokens(device)) == (0, {"2-b2"})
 
 
-def test_a_late_command_says_who_has_the_device(device: "DeviceShell") -> None:
+def test_a_late_command_says_who_has_the_device(device: DeviceShell) -> None:
     old = claim(device, 1)
     claim(device, 2, "", "0", "1-a1", holder=OTHER)
     process = guarded(device, old, "true")
@@ -407,7 +405,7 @@ def test_the_holder_that_a_device_names_is_one_line() -> None:
     assert str(told) == "a [31m b on h"
 
 
-def test_a_half_written_id_is_written_anew(device: "DeviceShell") -> None:
+def test_a_half_written_id_is_written_anew(device: DeviceShell) -> None:
     (device.work_root / "fence").mkdir()
     (device.work_root / "fence" / "id").write_text("0123")
     assert len(claim(device, 1).id) == 36
@@ -431,7 +429,7 @@ def test_a_half_written_id_is_written_anew(device: "DeviceShell") -> None:
         ["ROOT", "claim", "1", HOLDER, "id", "1", "1", "more"],
     ],
 )
-def test_wrong_use(device: "DeviceShell", arguments: list[str]) -> None:
+def test_wrong_use(device: DeviceShell, arguments: list[str]) -> None:
     words = [str(device.work_root) if word == "ROOT" else word for word in arguments]
     done = device.run("fence.sh", *words)
     assert (done.returncode, done.stdout) == (2, "")
@@ -440,7 +438,7 @@ def test_wrong_use(device: "DeviceShell", arguments: list[str]) -> None:
     assert not Path("owned").exists()
 
 
-def test_a_work_root_that_cannot_be_written(device: "DeviceShell") -> None:
+def test_a_work_root_that_cannot_be_written(device: DeviceShell) -> None:
     if os.geteuid() == 0:
         root = device.work_root.parent / "file"
         root.touch()

@@ -12,10 +12,10 @@ import pytest
 
 import device_scripts
 from harness.runtimes.files import qnn_api_files
+from tests.device_scripts.conftest import Runner
 
 if TYPE_CHECKING:
     from device_scripts import genie_api
-    from tests.device_scripts.conftest import Runner
 else:
     import genie_api
 
@@ -41,7 +41,7 @@ NEWER = {
     ],
 )
 def test_a_refused_configuration_prints_genies_reason(
-    runner: "Runner", tmp_path: Path, config: str, status: str, message: str
+    runner: Runner, tmp_path: Path, config: str, status: str, message: str
 ) -> None:
     (tmp_path / "config.json").write_text(config)
     done = runner.run("genie_t2t_run.py", "-c", "config.json", "-p", "x", cwd=tmp_path)
@@ -54,7 +54,7 @@ def test_a_refused_configuration_prints_genies_reason(
     assert "[BEGIN]" not in done.stdout
 
 
-def test_version_log_and_profile_without_a_model(runner: "Runner", tmp_path: Path) -> None:
+def test_version_log_and_profile_without_a_model(runner: Runner, tmp_path: Path) -> None:
     (tmp_path / "s").write_text(
         "version\nlog create l info\nprofile create p\nprofile save p p.json\nls\n"
     )
@@ -67,7 +67,7 @@ def test_version_log_and_profile_without_a_model(runner: "Runner", tmp_path: Pat
     )
 
 
-def test_an_emulator_s_process_keeps_to_one_cpu(runner: "Runner") -> None:
+def test_an_emulator_s_process_keeps_to_one_cpu(runner: Runner) -> None:
     """Threads of the emulator wait busily wherever they find another."""
     program = "import genie_api, os; genie_api.Genie(); print(len(os.sched_getaffinity(0)))"
     command = [sys.executable, "-c", program]
@@ -75,7 +75,7 @@ def test_an_emulator_s_process_keeps_to_one_cpu(runner: "Runner") -> None:
     assert int(printed) == 1
 
 
-def test_a_missing_library_is_one_line(runner: "Runner", tmp_path: Path) -> None:
+def test_a_missing_library_is_one_line(runner: Runner, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     bare = type(runner)({"PATH": runner.environment["PATH"]})
     done = bare.run("genie_t2t_run.py", "-c", "config.json", "-p", "x", cwd=tmp_path)
@@ -85,7 +85,7 @@ def test_a_missing_library_is_one_line(runner: "Runner", tmp_path: Path) -> None
     assert done.stderr.count("\n") == 1
 
 
-def test_a_profile_that_cannot_be_written(runner: "Runner", tmp_path: Path) -> None:
+def test_a_profile_that_cannot_be_written(runner: Runner, tmp_path: Path) -> None:
     (tmp_path / "s").write_text("profile create p\nprofile save p no/such/folder/p.json\n")
     done = runner.run("genie_app.py", "-s", "s", cwd=tmp_path)
     assert done.returncode == 1

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,10 +15,8 @@ from harness.runtimes.registry import open_model
 from suites.models import tiny_llama
 from tests.buildlib.foreign import half_floats
 from tests.conftest import made_once
+from tests.device_scripts.conftest import Runner
 from tools.tiny_llama.numpy_model import logits
-
-if TYPE_CHECKING:
-    from tests.device_scripts.conftest import Runner
 
 PROMPT = (42, 79, 260, 823, 267, 1240, 13, 269, 260, 624, 79)
 ANSWER = 5
@@ -50,7 +47,7 @@ def answer_in_float() -> list[int]:
 
 @pytest.mark.parametrize("artifact", ["pte", "powerserve"])
 def test_an_artifact_answers_as_its_weights_in_float(
-    artifact: str, runner: "Runner", request: pytest.FixtureRequest, tmp_path: Path
+    artifact: str, runner: Runner, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     source: Path = request.getfixturevalue(artifact)
     target = parse_target("SM8750:emulator")

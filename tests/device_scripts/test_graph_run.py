@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +16,7 @@ from buildlib.builder_options import apply_options
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from suites.models import tiny_llama
-from tests.device_scripts.conftest import SCRIPTS
-
-if TYPE_CHECKING:
-    from tests.device_scripts.conftest import Runner
+from tests.device_scripts.conftest import SCRIPTS, Runner
 
 PROMPT = "42 79 260 823 267 1240"
 CONFIG = ("-c", "genie_config.json")
@@ -54,7 +51,7 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
     (folder / "genie_config.json").write_text(json.dumps(config))
 
 
-def test_tokens_are_those_of_genie(runner: "Runner", short_bundle: Path) -> None:
+def test_tokens_are_those_of_genie(runner: Runner, short_bundle: Path) -> None:
     asked = (*CONFIG, "-tok", "tokens")
     theirs = runner.run("genie_t2t_run.py", *asked, "--profile", "genie.json", cwd=short_bundle)
     files = ("--profile", "graph.json", "--trace", "trace.json", "--clock", "clock.json")
@@ -85,7 +82,7 @@ def test_tokens_are_those_of_genie(runner: "Runner", short_bundle: Path) -> None
     assert last_query(short_bundle / "p.json")["num-prompt-tokens"]["value"] == 5
 
 
-def test_steps_and_scores_agree(runner: "Runner", short_bundle: Path) -> None:
+def test_steps_and_scores_agree(runner: Runner, short_bundle: Path) -> None:
     """Scores come from integers and a table, and step logits as floats: two ways to one number."""
     prompt, following = [42, 79, 260], [823, 267, 1240]
     (short_bundle / "windows").write_text(json.dumps([{"prompt": prompt, "following": following}]))
@@ -105,7 +102,7 @@ def test_steps_and_scores_agree(runner: "Runner", short_bundle: Path) -> None:
     assert math.log(summary["perplexity"]) * 9 == pytest.approx(sum(losses))
 
 
-def test_graphs_are_described(runner: "Runner", short_bundle: Path) -> None:
+def test_graphs_are_described(runner: Runner, short_bundle: Path) -> None:
     done = runner.run("graph_run.py", *CONFIG, "--describe", cwd=short_bundle)
     described = json.loads(done.stdout)
     read = [OrtQnnToolchain().inspect(binary).graphs for binary in short_bundle.glob("*.bin")]
@@ -127,7 +124,7 @@ def test_graphs_are_described(runner: "Runner", short_bundle: Path) -> None:
     ],
 )
 def test_configurations_beyond_it_are_refused(
-    runner: "Runner", short_bundle: Path, change: dict[str, Any], message: str
+    runner: Runner, short_bundle: Path, change: dict[str, Any], message: str
 ) -> None:
     config = json.loads((short_bundle / "genie_config.json").read_text())
     config["dialog"] |= change
@@ -137,7 +134,7 @@ def test_configurations_beyond_it_are_refused(
     assert message in done.stderr.splitlines()[-1]
 
 
-def test_damaged_files_end_in_one_line(runner: "Runner", short_bundle: Path) -> None:
+def test_damaged_files_end_in_one_line(runner: Runner, short_bundle: Path) -> None:
     binary = min(short_bundle.glob("*.bin"))
     data = binary.read_bytes()
     binary.unlink()
@@ -147,7 +144,7 @@ def test_damaged_files_end_in_one_line(runner: "Runner", short_bundle: Path) -> 
     assert "graph-run: error: " in done.stderr.splitlines()[-1]
 
 
-def test_tokens_outside_of_the_vocabulary_are_refused(runner: "Runner", short_bundle: Path) -> None:
+def test_tokens_outside_of_the_vocabulary_are_refused(runner: Runner, short_bundle: Path) -> None:
     (short_bundle / "tokens").write_text("5 1280")
     done = runner.run("graph_run.py", *CONFIG, "-tok", "tokens", cwd=short_bundle)
     assert done.returncode == 1
@@ -191,7 +188,7 @@ genie_api.leave(0)
 @pytest.mark.slow
 @pytest.mark.parametrize("options", BUILDS.values(), ids=BUILDS)
 def test_twenty_prompts_are_answered_as_by_genie(
-    runner: "Runner", options: dict[str, object], build_cache: Path, tmp_path: Path
+    runner: Runner, options: dict[str, object], build_cache: Path, tmp_path: Path
 ) -> None:
     """Lengths around whole calls and up to the longest, on each kind of build of the suites."""
     defaults = {

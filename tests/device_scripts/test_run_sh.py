@@ -4,19 +4,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from harness.deploy.store import DISK_FULL
+from tests.device_scripts.conftest import DeviceShell, marked_processes
 from tests.waiting import is_alive, wait_for
 
-if TYPE_CHECKING:
-    from tests.device_scripts.conftest import DeviceShell
-
-Marked = Callable[[Path], list[int]]
 _LINE = re.compile(
     r"qnnfarm-run exit=(\d+) signal=(\d+) timed_out=([01]) peak_rss_kb=(\d+)"
     r" peak_anon_kb=\d+ peak_file_kb=\d+ elapsed_ms=(\d+) reason=([A-Za-z-]+) leftover=(\d+)"
@@ -36,7 +31,7 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def test_environment_folder_and_arguments_arrive_unchanged(device: "DeviceShell") -> None:
+def test_environment_folder_and_arguments_arrive_unchanged(device: DeviceShell) -> None:
     run_dir = device.make_run()
     hostile = ["a b", "q\"uo'te", "$(touch owned)", "`id`", "*", "-n", "", "line\nbreak", "日本\\"]
     script = 'pwd; echo "$LD_LIBRARY_PATH|$ADSP_LIBRARY_PATH|${PATH%%:*}"; printf "<%s>" "$@"'
@@ -49,7 +44,7 @@ def test_environment_folder_and_arguments_arrive_unchanged(device: "DeviceShell"
     assert (run_dir / ".qnnfarm/result").read_text().strip() == done.stdout.strip()
 
 
-def test_a_full_device_is_told_and_the_next_run_works(device: "DeviceShell") -> None:
+def test_a_full_device_is_told_and_the_next_run_works(device: DeviceShell) -> None:
     run_dir = device.make_run()
     arguments = ("run.sh", run_dir, "20", "log", "--", "true")
     full = device.run_on_a_full_disk(*arguments)
@@ -58,7 +53,7 @@ def test_a_full_device_is_told_and_the_next_run_works(device: "DeviceShell") -> 
     assert device.run(*arguments).returncode == 0
 
 
-def test_stdout_can_have_a_file_of_its_own(device: "DeviceShell") -> None:
+def test_stdout_can_have_a_file_of_its_own(device: DeviceShell) -> None:
     run_dir = device.make_run()
     command = ["--", "sh", "-c", "echo text; echo message >&2"]
     done = device.run("run.sh", "-o", "text file", run_dir, "20", "log", *command)
@@ -72,23 +67,21 @@ def test_stdout_can_have_a_file_of_its_own(device: "DeviceShell") -> None:
     [("exit 7", 7, 0), ("kill -SEGV $$", 139, 11), ("exec /nonexistent", 127, 0)],
 )
 def test_the_end_of_the_command_is_told(
-    device: "DeviceShell", script: str, status: int, signal_number: int
+    device: DeviceShell, script: str, status: int, signal_number: int
 ) -> None:
     done = device.run("run.sh", device.make_run(), "20", "log", "--", "sh", "-c", script)
     assert done.returncode == status
     assert outcome(done.stdout)[:2] == (str(status), str(signal_number))
 
 
-def test_a_command_that_is_not_there(device: "DeviceShell") -> None:
+def test_a_command_that_is_not_there(device: DeviceShell) -> None:
     run_dir = device.make_run()
     done = device.run("run.sh", run_dir, "20", "log", "--", "no such program")
     assert done.returncode == 127
     assert "no such program" in (run_dir / "log").read_text()
 
 
-def test_a_hung_command_that_ignores_term_is_killed_with_its_children(
-    device: "DeviceShell", marked: Marked
-) -> None:
+def test_a_hung_command_that_ignores_term_is_killed_with_its_children(device: DeviceShell) -> None:
     run_dir = device.make_run()
     escaped = """(setsid sh -c 'trap "" TERM; sleep 301' &)"""
     script = f"trap '' TERM HUP INT; sleep 300 & {escaped}; sleep 302; wait"
@@ -100,23 +93,21 @@ def test_a_hung_command_that_ignores_term_is_killed_with_its_children(
     assert (reason, leftover) == ("timeout", "0")
     # In steps of 10 ms, at both ends.
     assert 1000 <= int(elapsed) <= (time.monotonic() - began) * 1000 + 20
-    assert marked(run_dir) == []
+    assert marked_processes(run_dir) == []
 
 
-def test_a_daemon_is_found_also_by_a_grep_that_ends_lines_at_nul(
-    device: "DeviceShell", marked: Marked
-) -> None:
+def test_a_daemon_is_found_also_by_a_grep_that_ends_lines_at_nul(device: DeviceShell) -> None:
     """As that of Android 13 does without -z: it sees the first variable, which is another."""
     old = device.with_tool("grep", 'case $1 in *z*) real "$@" ;; esac\nexit 1')
     run_dir = device.make_run()
     done = old.run("run.sh", run_dir, "20", "log", "--", "sh", "-c", "(setsid sh -c 'sleep 300' &)")
     assert done.returncode == 0
-    assert marked(run_dir) == []
+    assert marked_processes(run_dir) == []
 
 
 @pytest.mark.parametrize("words", [("name",), ("-o", "name", "log")])
 def test_a_log_does_not_take_the_place_of_a_content(
-    device: "DeviceShell", words: tuple[str, ...]
+    device: DeviceShell, words: tuple[str, ...]
 ) -> None:
     content = device.work_root / "store" / ("0" * 64)
     content.write_text("content")
@@ -128,34 +119,32 @@ def test_a_log_does_not_take_the_place_of_a_content(
     assert "name of a file of the run" in done.stderr
 
 
-def test_a_daemon_that_left_session_and_parents_is_killed_at_the_end(
-    device: "DeviceShell", marked: Marked
-) -> None:
+def test_a_daemon_that_left_session_and_parents_is_killed_at_the_end(device: DeviceShell) -> None:
     run_dir = device.make_run()
     script = "(setsid sh -c '(setsid sleep 303 &)' &); sleep 0.3"
     done = device.run("run.sh", run_dir, "20", "log", "--", "sh", "-c", script)
     assert outcome(done.stdout)[0] == "0"
     assert outcome(done.stdout)[-1] == "0"
-    assert marked(run_dir) == []
+    assert marked_processes(run_dir) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_the_run_ends_when_run_sh_is_hung_up(
-    device: "DeviceShell", marked: Marked, number: signal.Signals
-) -> None:
+def test_the_run_ends_when_run_sh_is_hung_up(device: DeviceShell, number: signal.Signals) -> None:
     run_dir = device.make_run()
     process = device.start(
         "run.sh", run_dir, "60", "log", "--", "sh", "-c", "sleep 304 & sleep 305"
     )
-    wait_for(lambda: (run_dir / ".qnnfarm/process").exists() and len(marked(run_dir)) >= 2)
+    wait_for(
+        lambda: (run_dir / ".qnnfarm/process").exists() and len(marked_processes(run_dir)) >= 2
+    )
     process.send_signal(number)
     stdout, _ = process.communicate(timeout=200)
     assert process.returncode == 129
     assert outcome(stdout)[5] == number.name.removeprefix("SIG")
-    assert marked(run_dir) == []
+    assert marked_processes(run_dir) == []
 
 
-def test_own_memory_stands_apart_from_pages_of_mapped_files(device: "DeviceShell") -> None:
+def test_own_memory_stands_apart_from_pages_of_mapped_files(device: DeviceShell) -> None:
     run_dir = device.make_run()
     (run_dir / "weights").write_bytes(b"w" * (48 << 20))
     code = (
@@ -173,7 +162,7 @@ def test_own_memory_stands_apart_from_pages_of_mapped_files(device: "DeviceShell
     assert peak >= anonymous + 46
 
 
-def test_peak_memory_is_that_of_the_largest_process(device: "DeviceShell") -> None:
+def test_peak_memory_is_that_of_the_largest_process(device: DeviceShell) -> None:
     run_dir = device.make_run()
     script = "import time; held = bytearray(150 << 20); time.sleep(8)"
     shell = f"exec 3>&1; '{sys.executable}' -S -c '{script}'; true"
@@ -182,17 +171,17 @@ def test_peak_memory_is_that_of_the_largest_process(device: "DeviceShell") -> No
     assert 150 * 1024 < int(outcome(done.stdout)[3]) < 260 * 1024
 
 
-def test_a_runner_that_prints_without_end_is_stopped(device: "DeviceShell", marked: Marked) -> None:
+def test_a_runner_that_prints_without_end_is_stopped(device: DeviceShell) -> None:
     run_dir = device.make_run()
     # Where run.sh is killed with the test, nothing stops what it started: it has an end of its own.
     script = "yes garbage | head -c 8000000; sleep 60"
     done = device.run("run.sh", "-m", "1", run_dir, "30", "log", "--", "sh", "-c", script)
     assert done.returncode == 123
     assert outcome(done.stdout)[5] == "log-too-big"
-    assert marked(run_dir) == []
+    assert marked_processes(run_dir) == []
 
 
-def test_a_run_whose_folder_is_removed_ends(device: "DeviceShell", marked: Marked) -> None:
+def test_a_run_whose_folder_is_removed_ends(device: DeviceShell) -> None:
     run_dir = device.make_run()
     process = device.start("run.sh", run_dir, "60", "log", "--", "sleep", "60")
     wait_for((run_dir / ".qnnfarm/process").exists)
@@ -216,7 +205,7 @@ def test_a_run_whose_folder_is_removed_ends(device: "DeviceShell", marked: Marke
         ["-m", "x", "RUN", "5", "log", "--", "true"],
     ],
 )
-def test_wrong_use(device: "DeviceShell", arguments: list[str]) -> None:
+def test_wrong_use(device: DeviceShell, arguments: list[str]) -> None:
     run_dir = device.make_run()
     done = device.run("run.sh", *(str(run_dir) if a == "RUN" else a for a in arguments))
     assert done.returncode == 125
@@ -224,7 +213,7 @@ def test_wrong_use(device: "DeviceShell", arguments: list[str]) -> None:
     assert "qnnfarm-run" not in done.stdout
 
 
-def test_cleanup_kills_what_a_killed_run_sh_left(device: "DeviceShell", marked: Marked) -> None:
+def test_cleanup_kills_what_a_killed_run_sh_left(device: DeviceShell) -> None:
     run_dir = device.make_run()
     script = "trap '' TERM; (setsid sleep 306 &); sleep 307; sleep 308"
     process = device.start("run.sh", run_dir, "60", "log", "--", "sh", "-c", script)
@@ -232,13 +221,13 @@ def test_cleanup_kills_what_a_killed_run_sh_left(device: "DeviceShell", marked: 
 
     def complete() -> bool:
         """From then on none of them comes or goes; `setsid` keeps its name where it is toybox."""
-        commands = {command_of(pid) for pid in marked(run_dir)}
+        commands = {command_of(pid) for pid in marked_processes(run_dir)}
         return bool({"sleep 306", "setsid sleep 306"} & commands) and "sleep 307" in commands
 
     wait_for(complete)
     process.kill()
     process.communicate()
-    left = marked(run_dir)
+    left = marked_processes(run_dir)
     assert len(left) >= 3
     done = device.run("cleanup.sh", run_dir)
     assert (done.returncode, done.stderr) == (0, "")
@@ -247,19 +236,19 @@ def test_cleanup_kills_what_a_killed_run_sh_left(device: "DeviceShell", marked: 
     assert not [pid for pid in left if is_alive(pid)]
 
 
-def test_cleanup_ends_a_live_run(device: "DeviceShell", marked: Marked) -> None:
+def test_cleanup_ends_a_live_run(device: DeviceShell) -> None:
     run_dir = device.make_run()
     process = device.start("run.sh", run_dir, "60", "log", "--", "sleep", "309")
-    wait_for(lambda: (run_dir / ".qnnfarm/process").exists() and marked(run_dir))
+    wait_for(lambda: (run_dir / ".qnnfarm/process").exists() and marked_processes(run_dir))
     done = device.run("cleanup.sh", "-k", run_dir)
     stdout, _ = process.communicate(timeout=200)
     assert done.returncode == 0
     assert outcome(stdout)[5] == "TERM"
     assert run_dir.exists()
-    assert marked(run_dir) == []
+    assert marked_processes(run_dir) == []
 
 
-def test_cleanup_spares_a_process_that_got_the_pid_of_run_sh(device: "DeviceShell") -> None:
+def test_cleanup_spares_a_process_that_got_the_pid_of_run_sh(device: DeviceShell) -> None:
     run_dir = device.make_run()
     (run_dir / ".qnnfarm").mkdir()
     (run_dir / ".qnnfarm/process").write_text(f"{os.getpid()} 1\n")
@@ -268,7 +257,7 @@ def test_cleanup_spares_a_process_that_got_the_pid_of_run_sh(device: "DeviceShel
 
 
 def test_cleanup_removes_read_only_folders_but_nothing_behind_links(
-    device: "DeviceShell", tmp_path: Path
+    device: DeviceShell, tmp_path: Path
 ) -> None:
     run_dir = device.make_run()
     kept = tmp_path / "kept"
@@ -284,7 +273,7 @@ def test_cleanup_removes_read_only_folders_but_nothing_behind_links(
     assert device.run("cleanup.sh", run_dir).stdout.endswith("removed=0\n")
 
 
-def test_cleanup_refuses_what_is_no_run_folder(device: "DeviceShell", tmp_path: Path) -> None:
+def test_cleanup_refuses_what_is_no_run_folder(device: DeviceShell, tmp_path: Path) -> None:
     elsewhere = tmp_path / "precious"
     elsewhere.mkdir()
     (device.work_root / "runs/link").symlink_to(elsewhere)
@@ -332,7 +321,7 @@ held = bytearray(150 << 20)
 
 
 @pytest.mark.parametrize("which", [1, 3])  # of the first look at the run, of the second
-def test_a_peak_that_was_hardly_looked_at_is_none(device: "DeviceShell", which: int) -> None:
+def test_a_peak_that_was_hardly_looked_at_is_none(device: DeviceShell, which: int) -> None:
     run_dir = device.make_run()
     slow = device.with_tool("stat", f"'{sys.executable}' -S '{run_dir}/stat.py'; real \"$@\"")
     run, began = str(run_dir), time.monotonic()

@@ -4,15 +4,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.device_scripts.conftest import DeviceShell
 from tests.system import program
 from tests.waiting import wait_for
-
-if TYPE_CHECKING:
-    from tests.device_scripts.conftest import DeviceShell
 
 
 def put(folder: Path, data: bytes) -> str:
@@ -21,7 +18,7 @@ def put(folder: Path, data: bytes) -> str:
     return digest
 
 
-def test_setup_makes_and_describes_the_work_root(device: "DeviceShell", tmp_path: Path) -> None:
+def test_setup_makes_and_describes_the_work_root(device: DeviceShell, tmp_path: Path) -> None:
     root = tmp_path / "new root" / "qnnfarm"
     for _ in range(2):
         done = device.run("setup.sh", root)
@@ -36,7 +33,7 @@ def test_setup_makes_and_describes_the_work_root(device: "DeviceShell", tmp_path
         assert list((root / "incoming").iterdir()) == []
 
 
-def test_setup_refuses_what_cannot_be_a_work_root(device: "DeviceShell", tmp_path: Path) -> None:
+def test_setup_refuses_what_cannot_be_a_work_root(device: DeviceShell, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert device.run("setup.sh", "relative").returncode == 2
     done = device.run("setup.sh", tmp_path / "file")
@@ -44,13 +41,13 @@ def test_setup_refuses_what_cannot_be_a_work_root(device: "DeviceShell", tmp_pat
     assert done.stderr == f"error: cannot make the folder {tmp_path / 'file'}\n"
 
 
-def test_setup_names_a_missing_tool(device: "DeviceShell", tmp_path: Path) -> None:
+def test_setup_names_a_missing_tool(device: DeviceShell, tmp_path: Path) -> None:
     done = device.without_tool("sort").run("setup.sh", tmp_path / "root")
     assert done.returncode == 1
     assert done.stderr == "error: the device has no sort\n"
 
 
-def _hashing_with(device: "DeviceShell", tool: str) -> "DeviceShell":
+def _hashing_with(device: DeviceShell, tool: str) -> DeviceShell:
     """Leave the device one tool that hashes: it has no python3 and openssl of its own."""
     device = device.without_tool("sha256sum").without_tool("toybox")
     if tool:
@@ -63,7 +60,7 @@ def _hashing_with(device: "DeviceShell", tool: str) -> "DeviceShell":
 
 @pytest.mark.parametrize("tool", ["toybox", "openssl", "python3"])
 def test_a_device_without_sha256sum_hashes_with_another_tool(
-    device: "DeviceShell", tmp_path: Path, tool: str
+    device: DeviceShell, tmp_path: Path, tool: str
 ) -> None:
     device = _hashing_with(device, tool)
     assert device.run("setup.sh", tmp_path / "root").returncode == 0
@@ -77,7 +74,7 @@ def test_a_device_without_sha256sum_hashes_with_another_tool(
 
 
 def test_setup_refuses_a_device_that_hashes_with_nothing(
-    device: "DeviceShell", tmp_path: Path
+    device: DeviceShell, tmp_path: Path
 ) -> None:
     done = _hashing_with(device, "").run("setup.sh", tmp_path / "root")
     assert done.returncode == 1
@@ -86,7 +83,7 @@ def test_setup_refuses_a_device_that_hashes_with_nothing(
 
 @pytest.mark.parametrize(("tool", "option"), [("grep", "z"), ("find", "mmin")])
 def test_setup_names_an_option_that_a_tool_lacks(
-    device: "DeviceShell", tmp_path: Path, tool: str, option: str
+    device: DeviceShell, tmp_path: Path, tool: str, option: str
 ) -> None:
     lacking = device.with_tool(tool, f'case $* in *-*{option}*) exit 2 ;; esac\nreal "$@"')
     done = lacking.run("setup.sh", tmp_path / "root")
@@ -94,7 +91,7 @@ def test_setup_names_an_option_that_a_tool_lacks(
     assert done.stderr == f"error: the device's {tool} has no option -{option}\n"
 
 
-def test_verify_tells_ok_missing_and_bad_in_order(device: "DeviceShell") -> None:
+def test_verify_tells_ok_missing_and_bad_in_order(device: DeviceShell) -> None:
     store = device.work_root / "store"
     good, empty = put(store, b"good"), put(store, b"")
     (store / ("1" * 64)).write_bytes(b"other bytes")
@@ -110,7 +107,7 @@ def test_verify_tells_ok_missing_and_bad_in_order(device: "DeviceShell") -> None
 
 
 def test_verify_looks_again_at_what_is_replaced_meanwhile(
-    device: "DeviceShell", tmp_path: Path
+    device: DeviceShell, tmp_path: Path
 ) -> None:
     """The tool that hashes first moves another copy over the file, as another deployment does."""
     once = tmp_path / "once"
@@ -122,7 +119,7 @@ def test_verify_looks_again_at_what_is_replaced_meanwhile(
     assert done.stdout.splitlines()[0] == f"ok {good}"
 
 
-def test_verify_hashes_again_only_what_changed(device: "DeviceShell", tmp_path: Path) -> None:
+def test_verify_hashes_again_only_what_changed(device: DeviceShell, tmp_path: Path) -> None:
     """The tool that hashes is replaced by one that counts, and then does it."""
     count = tmp_path / "count"
     device = device.with_tool("sha256sum", f'echo "$1" >>"{count}"\nreal "$@"')
@@ -151,7 +148,7 @@ def test_verify_hashes_again_only_what_changed(device: "DeviceShell", tmp_path: 
     assert hashed() == [f"store/{first}", "qnnfarm-verify ok=2 missing=0 bad=0 adopted=0"]
 
 
-def test_adopt_moves_good_contents_only(device: "DeviceShell") -> None:
+def test_adopt_moves_good_contents_only(device: DeviceShell) -> None:
     incoming, store = device.work_root / "incoming", device.work_root / "store"
     good = put(incoming, b"good")
     (incoming / good).chmod(0o600)
@@ -164,7 +161,7 @@ def test_adopt_moves_good_contents_only(device: "DeviceShell") -> None:
     assert not (store / ("1" * 64)).exists()
 
 
-def test_adopt_finds_what_waits_in_any_area(device: "DeviceShell") -> None:
+def test_adopt_finds_what_waits_in_any_area(device: DeviceShell) -> None:
     incoming, store = device.work_root / "incoming", device.work_root / "store"
     (incoming / "one").mkdir()
     (incoming / "two").mkdir()
@@ -184,7 +181,7 @@ def test_adopt_finds_what_waits_in_any_area(device: "DeviceShell") -> None:
     assert again.stdout.splitlines()[0] == f"ok {sha}"
 
 
-def test_verify_pins_what_it_is_asked_for(device: "DeviceShell") -> None:
+def test_verify_pins_what_it_is_asked_for(device: DeviceShell) -> None:
     sha = put(device.work_root / "store", b"good")
     old = device.work_root / "incoming" / "old"
     old.mkdir()
@@ -202,7 +199,7 @@ def test_verify_pins_what_it_is_asked_for(device: "DeviceShell") -> None:
         assert device.run("verify.sh", "-p", bad, device.work_root).returncode == 2
 
 
-def test_a_host_that_hangs_keeps_nobody_from_evicting(device: "DeviceShell") -> None:
+def test_a_host_that_hangs_keeps_nobody_from_evicting(device: DeviceShell) -> None:
     hanging = subprocess.Popen(
         device.command("verify.sh", "-p", "area", device.work_root),
         env=device.environment,
@@ -220,7 +217,7 @@ def test_a_host_that_hangs_keeps_nobody_from_evicting(device: "DeviceShell") -> 
 
 
 def test_a_large_file_is_hashed_by_openssl_where_there_is_one(
-    device: "DeviceShell", tmp_path: Path
+    device: DeviceShell, tmp_path: Path
 ) -> None:
     called = tmp_path / "called"
     large, small = (put(device.work_root / "store", b"x" * size) for size in (10_000_000, 10))
@@ -233,7 +230,7 @@ def test_a_large_file_is_hashed_by_openssl_where_there_is_one(
     assert set(called.read_text().split()) == {f"store/{large}"}
 
 
-def test_link_tells_when_a_content_was_used(device: "DeviceShell") -> None:
+def test_link_tells_when_a_content_was_used(device: DeviceShell) -> None:
     store = device.work_root / "store"
     sha = put(store, b"content")
     assert device.run("verify.sh", device.work_root, stdin=f"{sha} 7\n").returncode == 0
@@ -249,7 +246,7 @@ def test_link_tells_when_a_content_was_used(device: "DeviceShell") -> None:
     ["", "x 1", f"{'A' * 64} 1", f"{'0' * 63} 1", f"{'0' * 64} -1", f"{'0' * 64}",
      f"{'0' * 64} 1 2", "../../etc/passwd 1"],
 )  # fmt: skip
-def test_verify_refuses_a_malformed_list(device: "DeviceShell", line: str) -> None:
+def test_verify_refuses_a_malformed_list(device: DeviceShell, line: str) -> None:
     done = device.run("verify.sh", device.work_root, stdin=line + "\n")
     assert done.returncode == 2
     assert done.stderr.startswith("error: no line of the form SHA256 SIZE: ")
@@ -261,7 +258,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-def test_link_makes_a_run_folder_of_any_good_names(device: "DeviceShell") -> None:
+def test_link_makes_a_run_folder_of_any_good_names(device: DeviceShell) -> None:
     sha = put(device.work_root / "store", b"content")
     lines = "".join(f"{sha} {name} 0644\n" for name in NAMES)
     done = device.run("link.sh", device.work_root, "run.1", stdin=lines + f"{sha} tool 0755\n")
@@ -275,7 +272,7 @@ def test_link_makes_a_run_folder_of_any_good_names(device: "DeviceShell") -> Non
     assert "is there already" in again.stderr
 
 
-def test_link_does_not_add_to_a_run_that_somebody_makes_meanwhile(device: "DeviceShell") -> None:
+def test_link_does_not_add_to_a_run_that_somebody_makes_meanwhile(device: DeviceShell) -> None:
     run_dir = device.work_root / "runs/r"
     late = device.with_tool("mv", f'mkdir "{run_dir}"\nreal "$@"')
     sha = put(device.work_root / "store", b"content")
@@ -291,7 +288,7 @@ def test_link_does_not_add_to_a_run_that_somebody_makes_meanwhile(device: "Devic
      "\x01", ".qnnfarm", ".qnnfarm/marker"],
 )  # fmt: skip
 def test_link_refuses_names_that_leave_the_folder(
-    device: "DeviceShell", tmp_path: Path, name: str
+    device: DeviceShell, tmp_path: Path, name: str
 ) -> None:
     sha = put(device.work_root / "store", b"content")
     before = sorted(tmp_path.rglob("*"))
@@ -303,7 +300,7 @@ def test_link_refuses_names_that_leave_the_folder(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_link_leaves_nothing_when_it_fails(device: "DeviceShell") -> None:
+def test_link_leaves_nothing_when_it_fails(device: DeviceShell) -> None:
     sha = put(device.work_root / "store", b"content")
     cases = {
         f"{sha} a 0644\n{'0' * 64} b 0644\n": 1,
@@ -322,7 +319,7 @@ def test_link_leaves_nothing_when_it_fails(device: "DeviceShell") -> None:
         assert device.run("link.sh", device.work_root, run_id).returncode == 2
 
 
-def test_the_scripts_work_together(device: "DeviceShell") -> None:
+def test_the_scripts_work_together(device: DeviceShell) -> None:
     """Push, adopt, link, run, clean: what a deployment does."""
     script = b"echo ran in $(pwd)\n"
     sha = put(device.work_root / "incoming", script)

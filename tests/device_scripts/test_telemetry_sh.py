@@ -7,18 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.device_scripts.conftest import SCRIPTS, DeviceShell
+from tests.device_scripts.conftest import SCRIPTS, DeviceShell, marked_processes
 from tests.harness.telemetry.phone import make_sysfs
 from tests.system import program
 from tests.waiting import wait_for
 
-Marked = Callable[[Path], list[int]]
 _END = re.compile(r"qnnfarm-telemetry end=(\w+) samples=(\d+) cpu_ticks=(\d+) elapsed_cs=(-?\d+)")
 
 
@@ -201,9 +200,7 @@ def test_the_memory_of_a_child_is_that_of_the_run(device: DeviceShell, sysfs: Pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_it_ends_with_run_sh(
-    device: DeviceShell, sysfs: Path, marked: Marked, number: signal.Signals
-) -> None:
+def test_it_ends_with_run_sh(device: DeviceShell, sysfs: Path, number: signal.Signals) -> None:
     run_dir = arm(device)
     process = device.start("run.sh", run_dir, "60", "log", "--", "sleep", "311")
     wait_for(lambda: len(samples_of(run_dir)) >= 2)
@@ -213,18 +210,18 @@ def test_it_ends_with_run_sh(
     ends = {"stopped", "exited"} if number == signal.SIGTERM else {"orphaned"}
     assert end_of(run_dir)[0] in ends
     assert device.run("cleanup.sh", "-k", run_dir).returncode == 0
-    assert marked(run_dir) == []
+    assert marked_processes(run_dir) == []
 
 
 def test_it_ends_with_a_run_that_is_killed_by_its_time_limit(
-    device: DeviceShell, sysfs: Path, marked: Marked
+    device: DeviceShell, sysfs: Path
 ) -> None:
     run_dir = arm(device)
     done = device.run("run.sh", run_dir, "4", "log", "--", "sleep", "312")
     assert done.returncode == 124
     assert "leftover=0" in done.stdout
     assert end_of(run_dir)[0] in {"exited", "stopped"}
-    assert marked(run_dir) == []
+    assert marked_processes(run_dir) == []
 
 
 def sample_of(
