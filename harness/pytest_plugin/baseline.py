@@ -1,8 +1,14 @@
-"""Verdict of `--baseline`: what the tests measured, against earlier results in the same store."""
+"""Verdict of `--baseline`: measurements of the tests against earlier results in the same store."""
 
 import pytest
 
-from harness.pytest_plugin.options import read_settings
+from harness.console import visible
+from harness.errors import HarnessError
+from harness.exit_codes import NO_ANSWER, verdict_exit_code
+from harness.results import gate_formats
+from harness.results.alerts import assess_store
+from harness.results.gate import GATE_METRICS, judge_gate
+from harness.results.store import ResultsStore
 
 _RUN = "qnnfarm.run"
 
@@ -13,8 +19,8 @@ class BaselineGate:
     A regression makes pytest exit with 1, a missing verdict with 2; failed tests come first.
     """
 
-    def __init__(self, config: pytest.Config, reference: str) -> None:
-        self._config = config
+    def __init__(self, db: str, reference: str) -> None:
+        self._db = db
         self._reference = reference
         self._runs: dict[str, None] = {}
         self._lines: list[str] = []
@@ -41,22 +47,13 @@ class BaselineGate:
         """Print the verdict."""
         if not self._lines:
             return
-        from harness.console import visible
-
         terminalreporter.section(f"baseline {visible(self._reference)}")
         for line in self._lines:
             terminalreporter.write_line(visible(line))
 
     def _judge(self) -> int:
-        from harness.errors import HarnessError
-        from harness.exit_codes import NO_ANSWER, verdict_exit_code
-        from harness.results import gate_formats
-        from harness.results.alerts import assess_store
-        from harness.results.gate import GATE_METRICS, judge_gate
-        from harness.results.store import ResultsStore
-
         try:
-            with ResultsStore.open(read_settings(self._config).db or "", create=False) as store:
+            with ResultsStore.open(self._db, create=False) as store:
                 alerts = assess_store(store, GATE_METRICS)
                 gate = judge_gate(store, self._reference, runs=tuple(self._runs), alerts=alerts)
         except HarnessError as error:

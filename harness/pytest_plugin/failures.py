@@ -2,32 +2,82 @@
 
 import contextlib
 import hashlib
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from harness.devices.device import Device
 from harness.errors import DeviceError, HarnessError, LeaseLostError, one_line
 from harness.paths import safe_file_name
 from harness.pool.failure_policy import Work
-from harness.pytest_plugin.fixtures import TEST, TestState, case_of
+from harness.pytest_plugin.items import SESSION_FIXTURE, SESSION_ID
+from harness.pytest_plugin.leases import HeldLease
 from harness.pytest_plugin.terminal import LOST, PHASE
-from harness.telemetry.device_log import EMPTY
+from harness.results.records import RunStatus, TelemetrySeries
+from harness.runtimes.base import Runtime
+from harness.runtimes.deployed import DeployedRuntime
+from harness.telemetry.device_log import EMPTY, read_device_log
+from harness.workloads.session import Session
 
-if TYPE_CHECKING:
-    from harness.devices.device import Device
-    from harness.results.records import TelemetrySeries
-    from harness.runtimes.base import Runtime
-    from harness.workloads.session import Session
-
+TEST = pytest.StashKey["TestState"]()
 _SHOWN_LINES = 40
 
 
-def record_failure(
-    item: pytest.Item, call: "pytest.CallInfo[None]", report: pytest.TestReport
-) -> None:
+@dataclass
+class TestState:
+    """A test that holds devices.
+
+    Attributes:
+        sessions: those that its fixtures opened.
+        ended: whether the call phase is over; Ctrl-C in the middle is no end.
+        failure: type and text of the error that it ended with, expected or not; else empty.
+        began: seconds since 1970.
+    """
+
+    __test__ = False
+
+    held: HeldLease
+    temporary: pytest.TempPathFactory
+    sessions: list[Session] = field(default_factory=list)
+    ended: bool = False
+    failure: str = ""
+    began: float = field(default_factory=time.time)
+
+    @property
+    def status(self) -> RunStatus:
+        """Status of the runs that the test records."""
+        return "failed" if self.failure else "done" if self.ended else "interrupted"
+
+
+def case_of(item: pytest.Item) -> str:
+    """Return a test's node id without the session: the same in all `--repeat` sessions."""
+    session = getattr(getattr(item, "callspec", None), "params", {}).get(SESSION_FIXTURE)
+    if session is None:
+        return item.nodeid
+    own = rf"(?<=\[){SESSION_ID}{session + 1}(-|(?=\]))|-{SESSION_ID}{session + 1}(?=[-\]])"
+    return re.sub(own, "", item.nodeid, count=1).replace("[]", "")
+
+
+class FailureReports:
+    """Plugin that adds the failures and the logs of tests' devices to their reports."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: "pytest.CallInfo[None]"
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Report a failure to the pool, and complete the test's report."""
+        report = yield
+        if TEST in item.stash:
+            _record(item, call, report)
+            report.user_properties = list(item.user_properties)
+        return report
+
+
+def _record(item: pytest.Item, call: "pytest.CallInfo[None]", report: pytest.TestReport) -> None:
     """Report a failure to the pool, and add the logs of the devices to the test's report."""
     test = item.stash[TEST]
     test.ended = test.ended or call.when == "call"
@@ -45,13 +95,14 @@ def record_failure(
     if report.outcome == "failed" and call.when != "teardown":
         failure = _lost_lease(test, failure) or failure
     lost = failure is not None and failure.loses_device
-    failed = report.outcome == "failed"  # an expected failure has no logs, but may lose a device
-    if failed and not lost:
+    # An expected failure has no logs, but may lose a device.
+    is_failure = report.outcome == "failed"
+    if is_failure and not lost:
         _attach_logs(item, report, test)
     blame = "" if failure is None else _report_to_pool(item, test, failure)
     if blame:
         report.sections.append(("the test is at fault, not the devices", blame))
-    elif failed and lost:
+    elif is_failure and lost:
         # Reporters count a failure outside the call as an error: the test itself did not fail.
         if report.when == "call":
             setattr(report, PHASE, report.when)
@@ -62,7 +113,7 @@ def record_failure(
 
 
 def _lost_lease(test: TestState, failure: HarnessError | None) -> HarnessError | None:
-    """Ask whether the test lost its lease, which made it fail in whatever way."""
+    """Return the loss of the test's lease, which is then the cause of its failure."""
     if failure is not None and failure.loses_device:
         return None
     try:
@@ -103,14 +154,14 @@ def _attach_logs(item: pytest.Item, report: pytest.TestReport, test: TestState) 
 
 def _device_failure(error: BaseException) -> HarnessError | None:
     """Return the failure of a device, or of the way to it, that made the test fail."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
+    while cause is not None and id(cause) not in visited:
         if isinstance(cause, DeviceError) or (
             isinstance(cause, HarnessError) and cause.loses_device
         ):
             return cause
-        seen.add(id(cause))
+        visited.add(id(cause))
         cause = cause.__cause__
     return None
 
@@ -123,7 +174,7 @@ def collect_logs(test: TestState, name: str) -> tuple[Path, list[tuple[str, str]
     Returns:
         The folder, and titles and ends of the logs for the report.
     """
-    folder = test.folder(name)
+    folder = test.temporary.mktemp(f"qnnfarm-{safe_file_name(name)[:60]}")
     sections: list[tuple[str, str]] = []
     seconds = time.time() - test.began
     for device in test.held.lease.devices:
@@ -137,11 +188,8 @@ def collect_logs(test: TestState, name: str) -> tuple[Path, list[tuple[str, str]
 
 
 def _device_logs(
-    device: "Device", sessions: "list[Session]", seconds: float
+    device: Device, sessions: list[Session], seconds: float
 ) -> Iterator[tuple[str, str]]:
-    from harness.runtimes.deployed import DeployedRuntime
-    from harness.telemetry.device_log import read_device_log
-
     for number, session in enumerate(sessions):
         mark, runtime = f" {number}" if number else "", session.runtime
         yield f"runner log{mark}", _runner_log(runtime)
@@ -150,7 +198,7 @@ def _device_logs(
     yield from read_device_log(device, seconds).items()
 
 
-def as_csv(series: "Sequence[TelemetrySeries]") -> str:
+def as_csv(series: Sequence[TelemetrySeries]) -> str:
     """Return samples as CSV in long form, a line each."""
     lines = ["channel,unit,t_s,value"]
     for one in series:
@@ -161,7 +209,7 @@ def as_csv(series: "Sequence[TelemetrySeries]") -> str:
     return "\n".join([*lines, ""])
 
 
-def _runner_log(runtime: "Runtime") -> str:
+def _runner_log(runtime: Runtime) -> str:
     try:
         return runtime.read_log() or EMPTY
     except HarnessError as error:
@@ -170,6 +218,6 @@ def _runner_log(runtime: "Runtime") -> str:
 
 def _tail(text: str, path: Path) -> str:
     lines = text.splitlines()
-    shown = [one_line(line, 400) for line in lines[-_SHOWN_LINES:]]
+    tail = [one_line(line, 400) for line in lines[-_SHOWN_LINES:]]
     head = f"the last {_SHOWN_LINES} of {len(lines)} lines; " if len(lines) > _SHOWN_LINES else ""
-    return "\n".join([f"{head}all in {path}", *shown])
+    return "\n".join([f"{head}all in {path}", *tail])

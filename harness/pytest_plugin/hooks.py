@@ -1,25 +1,28 @@
 """Hooks of the plugin; they cost a test without devices next to nothing."""
 
 import re
+import sys
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import pytest
 
 from harness.pytest_plugin import terminal
-from harness.pytest_plugin.baseline import BaselineGate
-from harness.pytest_plugin.fixtures import (
-    LEASES,
+from harness.pytest_plugin.items import (
+    LEASE_FIXTURE,
     PATH_FIXTURE,
     ROWS,
     SESSION_FIXTURE,
     SESSION_ID,
-    TEST,
-    next_lease_key,
+    uses_device,
 )
-from harness.pytest_plugin.marker import DESCRIPTION, LEASE_FIXTURE, check_marker, uses_device
-from harness.pytest_plugin.options import add_options, check_db, read_settings, without_password
+from harness.pytest_plugin.options import add_options, read_settings, without_password
 
+_MARKER = (
+    "device(soc=None, hexagon=None, type=None, name=None, tags=(), free_bytes=0, count=1): what "
+    "the devices of a test must be; tests for which there are none are skipped (qnnfarm)."
+)
+_PACKAGES = [Path(__file__).parents[2] / name for name in ("buildlib", "harness")]
 _SCOPE_MISMATCH = re.compile(r"ScopeMismatch: .*function scoped fixture (\w+)")
 _OF_ONE_TEST = ("container", "device", "devices", "recording", "record_measurement", "session")
 _PROPERTIES = pytest.StashKey[Iterable[tuple[str, object]]]()
@@ -33,14 +36,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, check the options, and register the plugin's reporters."""
-    config.addinivalue_line("markers", DESCRIPTION)
-    read_settings(config)
+    config.addinivalue_line("markers", _MARKER)
+    settings, option = read_settings(config), config.option
+    if settings.loads_more or option.qnnfarm_pool or option.qnnfarm_db:
+        from harness.pytest_plugin.option_checks import check_options
+
+        check_options(config, settings)
     config.pluginmanager.register(terminal.TestReports(config), "qnnfarm-reports")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(terminal.UsageErrors(), "qnnfarm-usage-errors")
-        reference = read_settings(config).baseline
-        if reference:
-            config.pluginmanager.register(BaselineGate(config, reference), "qnnfarm-baseline")
+        if settings.baseline:
+            from harness.pytest_plugin.baseline import BaselineGate
+
+            gate = BaselineGate(settings.db or "", settings.baseline)
+            config.pluginmanager.register(gate, "qnnfarm-baseline")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -86,32 +95,23 @@ def _is_ours(metafunc: pytest.Metafunc, name: str) -> bool:
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem() -> Generator[None, object, object]:
     """Check markers, so that a wrong one is a collection error of its file."""
-    made = yield
-    for item in made if isinstance(made, list) else ():
+    items = yield
+    for item in items if isinstance(items, list) else ():
         if isinstance(item, pytest.Item) and uses_device(item):
+            from harness.pytest_plugin.marker import check_marker
+
             check_marker(item)
-    return made
+    return items
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Refuse unknown devices and an unusable results store before any test waits."""
     config = session.config
-    if config.option.collectonly or not any(map(uses_device, session.items)):
-        return
-    from harness.errors import HarnessError
-    from harness.pytest_plugin.leases import check_known
+    if not config.option.collectonly and any(map(uses_device, session.items)):
+        from harness.pytest_plugin.option_checks import check_farm
 
-    settings = read_settings(config)
-    if config.option.qnnfarm_device:
-        try:
-            check_known(settings.device_specs())
-        except HarnessError as error:
-            terminal.end_session(config, f"--device: {error}")
-    try:
-        check_db(settings)
-    except pytest.UsageError as error:
-        terminal.end_session(config, str(error))
+        check_farm(config, read_settings(config))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -124,7 +124,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: "pytest.CallInfo[None]"
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add what the plugin knows of the test's devices to its report."""
+    """Word our errors for users, and add a test's rows of the table to its report."""
     if call.excinfo is not None and not item.config.option.fulltrace:
         _hide_own_frames(call.excinfo)
     report = yield
@@ -134,30 +134,9 @@ def pytest_runtest_makereport(
             "wider scope cannot use it: give that the scope `function`, or lease by the fixture "
             "`pool`, which lives as long as the session"
         )
-    test = item.stash.get(TEST, None)
-    if test is not None:
-        from harness.pytest_plugin.failures import record_failure
-
-        record_failure(item, call, report)
-        report.user_properties = list(item.user_properties)
-    if call.when == "teardown":
-        rows = item.stash.get(ROWS, None)
-        if rows:
-            setattr(report, terminal.ROWS, rows)
+    if call.when == "teardown" and (rows := item.stash.get(ROWS, None)):
+        setattr(report, terminal.ROWS, rows)
     return report
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(
-    item: pytest.Item, nextitem: pytest.Item | None
-) -> Generator[None, None, None]:
-    """Release the lease unless the next test needs the same."""
-    try:
-        return (yield)
-    finally:
-        leases = item.config.stash.get(LEASES, None)
-        if leases is not None:
-            leases.release_unless(next_lease_key(nextitem))
 
 
 def _too_wide_use_of(report: pytest.TestReport) -> str:
@@ -171,19 +150,14 @@ def _hide_own_frames(excinfo: "pytest.ExceptionInfo[BaseException]") -> None:
     """End the traceback of an error of ours in the code of the user: its text says what failed."""
     if not _is_own_error(excinfo):
         return
-    import buildlib
-    import harness
-
-    folders = [Path(module.__path__[0]) for module in (buildlib, harness)]
     for entry in excinfo.traceback:
-        if any(Path(entry.path).is_relative_to(folder) for folder in folders):
+        if any(Path(entry.path).is_relative_to(folder) for folder in _PACKAGES):
             entry.frame.f_globals.setdefault("__tracebackhide__", _is_own_error)
 
 
 def _is_own_error(excinfo: "pytest.ExceptionInfo[BaseException]") -> bool:
-    from harness.errors import HarnessError
-
-    return isinstance(excinfo.value, HarnessError)
+    errors = sys.modules.get("harness.errors")  # without it, nothing of ours has failed
+    return errors is not None and isinstance(excinfo.value, errors.HarnessError)
 
 
 def pytest_report_teststatus(report: object) -> tuple[str, str, str] | None:

@@ -7,26 +7,32 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from buildlib.targets import Target
+from harness.console import visible
+from harness.devices.base import DeviceProperties
+from harness.devices.spec import DeviceSpec, device_types
+from harness.errors import (
+    DeviceNotReadyError,
+    DeviceUnauthorizedError,
+    HarnessError,
+    one_line,
+)
+from harness.pool.lease import Lease
+from harness.pool.pool import Pool, host_devices
+from harness.pool.records import Facts
+from harness.pool.requirement import Requirement, candidates
+from harness.pool.states import MemberState
+from harness.pool.status import MemberStatus, describe_wait
+from harness.pytest_plugin.items import PATH_FIXTURE, SESSION_FIXTURE, uses_device
+from harness.pytest_plugin.marker import MarkerError, read_marker
 from harness.pytest_plugin.options import PluginSettings
 from harness.pytest_plugin.terminal import WAITING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from buildlib.targets import Target
-    from harness.devices.base import DeviceProperties
-    from harness.devices.spec import DeviceSpec
-    from harness.pool.lease import Lease
-    from harness.pool.pool import Pool
-    from harness.pool.requirement import Requirement
-    from harness.pool.status import MemberStatus
 
 _NOTICE_AFTER_S = 5.0
 """A shorter wait gets no notice."""
@@ -42,7 +48,7 @@ class LeaseKey:
         session: which of the `--repeat` sessions; each has a lease of its own.
     """
 
-    requirement: "Requirement"
+    requirement: Requirement
     container: Path | None
     session: int
 
@@ -52,21 +58,17 @@ class HeldLease:
     """A lease, with the properties that its devices had when it began."""
 
     key: LeaseKey
-    lease: "Lease"
+    lease: Lease
     lost: bool = False
 
     @functools.cached_property
-    def properties(self) -> "tuple[DeviceProperties, ...]":
-        """Each device's properties, read once a lease.
-
-        Raises:
-            DeviceError: a device does not answer.
-        """
+    def properties(self) -> tuple[DeviceProperties, ...]:
+        """Each device's properties, read once a lease."""
         return tuple(device.properties() for device in self.lease.devices)
 
 
 class LeaseManager:
-    """Leases devices for the tests of this process.
+    """Plugin that leases devices for the tests of this process.
 
     Owns the pool, which is opened when a test first needs it.
     """
@@ -77,15 +79,9 @@ class LeaseManager:
         self._held: HeldLease | None = None
 
     @functools.cached_property
-    def pool(self) -> "Pool":
-        """Open the pool of `--device` or `--pool`.
-
-        Raises:
-            HarnessError: its configuration cannot be used, or one of its devices is unknown.
-        """
-        from harness.pool.pool import Pool
-
-        specs = self._settings.device_specs()
+    def pool(self) -> Pool:
+        """Open the pool of `--device` or `--pool`."""
+        specs = parse_devices(self._settings)
         check_known(specs)
         pool = Pool.of(specs) if specs else Pool.open(self._settings.pool)
         return self._stack.enter_context(pool)
@@ -93,7 +89,7 @@ class LeaseManager:
     def acquire(
         self,
         key: LeaseKey,
-        requirement: "Requirement",
+        requirement: Requirement,
         purpose: str,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> HeldLease:
@@ -107,7 +103,7 @@ class LeaseManager:
             LeaseTimeoutError: others held the devices for longer than the user wants to wait.
         """
         if self._held is not None and not self._is_valid(self._held, key):
-            self.release_unless(None)
+            self._release()
         if self._held is None:
 
             def never() -> bool:
@@ -123,26 +119,29 @@ class LeaseManager:
             self._held = HeldLease(key, lease)
         return self._held
 
-    def release_unless(self, next_key: LeaseKey | None) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, nextitem: pytest.Item | None) -> Generator[None]:
         """Release the lease unless the next test needs the same."""
-        from harness.errors import HarnessError
-
-        held = self._held
-        if held is None or (held.key == next_key and not held.lost):
-            return
-        self._held = None
-        with contextlib.suppress(HarnessError):  # a lost lease is released already
-            held.lease.release()
+        try:
+            return (yield)
+        finally:
+            current = self._held
+            if current is not None and (current.lost or current.key != _next_key(nextitem)):
+                self._release()
 
     def close(self) -> None:
         """Release the lease and close the pool."""
-        self.release_unless(None)
+        self._release()
         self._stack.close()
+
+    def _release(self) -> None:
+        current, self._held = self._held, None
+        if current is not None:
+            with contextlib.suppress(HarnessError):  # a lost lease is released already
+                current.lease.release()
 
     @staticmethod
     def _is_valid(held: HeldLease, key: LeaseKey) -> bool:
-        from harness.errors import HarnessError
-
         if held.key != key or held.lost:
             return False
         try:
@@ -152,6 +151,30 @@ class LeaseManager:
         return True
 
 
+def parse_devices(settings: PluginSettings) -> tuple[DeviceSpec, ...]:
+    """Parse the devices of the settings."""
+    return tuple(map(DeviceSpec.parse, settings.devices))
+
+
+def key_of(item: pytest.Item, container: Path | None = None) -> LeaseKey:
+    """Return the lease key of a test.
+
+    Args:
+        container: its folder; by default the one that the test is parametrized with.
+    """
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    if container is None:
+        container = params.get(PATH_FIXTURE)
+    return LeaseKey(read_marker(item), container, params.get(SESSION_FIXTURE, 0))
+
+
+def _next_key(item: pytest.Item | None) -> LeaseKey | None:
+    """Return the lease key of the next test, if it uses devices."""
+    with contextlib.suppress(MarkerError):
+        return key_of(item) if item is not None and uses_device(item) else None
+    return None
+
+
 def purpose_of(name: str) -> str:
     """Return the purpose of a test's lease, as `qnnfarm pool show` shows it."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
@@ -159,18 +182,16 @@ def purpose_of(name: str) -> str:
 
 
 def with_target(
-    requirement: "Requirement", target: "Target | None", kinds: frozenset[str]
-) -> "Requirement":
+    requirement: Requirement, target: Target | None, kinds: frozenset[str]
+) -> Requirement:
     """Add to a test's requirement that its container runs there.
 
     Args:
-        target: what the container was compiled for.
+        target: of the container.
         kinds: types of the pool's devices.
     """
     if target is None or requirement.name is not None:
         return requirement
-    from harness.devices.spec import device_types
-
     if requirement.hexagon is None and kinds != {"local"}:
         requirement = replace(requirement, hexagon=target.soc.dsp_arch)
     emulated = {name: kind.emulated for name, kind in device_types().items() if name in kinds}
@@ -180,7 +201,7 @@ def with_target(
     return requirement
 
 
-def check_known(specs: "Sequence[DeviceSpec]") -> None:
+def check_known(specs: Sequence[DeviceSpec]) -> None:
     """Refuse devices that are neither connected nor were ever in a pool of this user.
 
     A test would wait for them for ever. One that is unauthorized, offline, drained, leased or
@@ -189,29 +210,21 @@ def check_known(specs: "Sequence[DeviceSpec]") -> None:
     Raises:
         HarnessError: a device is unknown, and why it cannot be found.
     """
-    from harness.devices.spec import device_types
-    from harness.errors import DeviceNotReadyError, DeviceUnauthorizedError
-    from harness.pool.pool import host_devices
-
     previews = {spec: device_types()[spec.type].preview(spec) for spec in specs}
     unsure = [spec for spec in specs if not previews[spec].exists]
     if not unsure:
         return
-    answered = _answered_before(unsure)
+    earlier = _answered_before(unsure)
     with host_devices() as devices:
         for spec in unsure:
-            if str(spec) not in answered or previews[spec].exists is False:
+            if str(spec) not in earlier or previews[spec].exists is False:
                 # An adb server has a device that is lost or unauthorized.
                 with contextlib.suppress(DeviceNotReadyError, DeviceUnauthorizedError):
                     devices.resolve(spec)
 
 
-def _answered_before(specs: "Sequence[DeviceSpec]") -> set[str]:
+def _answered_before(specs: Sequence[DeviceSpec]) -> set[str]:
     """Return the devices that have answered a pool of this user before."""
-    from harness.pool.pool import Pool
-    from harness.pool.records import Facts
-    from harness.pool.states import MemberState
-
     with Pool.of(()) as pool:  # of no devices: nothing is looked for, and nothing written
         keys = pool.ledger.keys_of([str(spec) for spec in specs])
         rows = pool.ledger.rows(set(keys.values()))
@@ -234,8 +247,8 @@ class WaitingNotice:
     def __init__(
         self,
         item: pytest.Item,
-        requirement: "Requirement",
-        members: "Callable[[], Sequence[MemberStatus]]",
+        requirement: Requirement,
+        members: Callable[[], Sequence[MemberStatus]],
     ) -> None:
         self._item = item
         self._requirement = requirement
@@ -247,8 +260,6 @@ class WaitingNotice:
         if time.monotonic() < self._due:
             return
         self._due = float("inf")
-        from harness.errors import HarnessError
-
         try:
             members = self._members()
             notice = waiting_notice(self._item.nodeid, self._requirement, members)
@@ -262,15 +273,7 @@ class WaitingNotice:
         item.ihook.pytest_runtest_logreport(report=report)
 
 
-def waiting_notice(name: str, requirement: "Requirement", members: "Sequence[MemberStatus]") -> str:
-    """Return which test waits for what, and why each suitable device is not available.
-
-    Raises:
-        RequirementError: no device is suitable any more.
-    """
-    from harness.errors import one_line
-    from harness.pool.requirement import candidates
-    from harness.pool.status import describe_wait
-
+def waiting_notice(name: str, requirement: Requirement, members: Sequence[MemberStatus]) -> str:
+    """Return which test waits for which requirement, and why no suitable device is available."""
     reasons = describe_wait(candidates(requirement, members))
-    return f"qnnfarm: {name} waits for {one_line(str(requirement))}: {reasons}"
+    return visible(f"qnnfarm: {name} waits for {one_line(str(requirement))}: {reasons}")

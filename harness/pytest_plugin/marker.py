@@ -1,45 +1,29 @@
 """`@pytest.mark.device(...)`: a test's requirements of its devices."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from harness.pool.requirement import Requirement
-
-MARKER = "device"
-LEASE_FIXTURE = "_qnnfarm_lease"
-"""Among a test's fixtures if and only if it uses a device of this plugin."""
-
-DESCRIPTION = (
-    "device(soc=None, hexagon=None, type=None, name=None, tags=(), free_bytes=0, count=1): what "
-    "the devices of a test must be; tests for which there are none are skipped (qnnfarm)."
-)
+from harness.devices.spec import device_types
+from harness.pool.requirement import Requirement
 
 
 class MarkerError(ValueError):
     """A marker with arguments that it does not take."""
 
 
-def uses_device(item: pytest.Item) -> bool:
-    """Return whether a test leases devices, through any fixture."""
-    return LEASE_FIXTURE in getattr(item, "fixturenames", ())
-
-
-def read_marker(item: pytest.Item) -> "Requirement":
+def read_marker(item: pytest.Item) -> Requirement:
     """Merge the markers of a test, its class and its module.
 
     The closest one wins; tags add up.
 
     Raises:
-        MarkerError: says what is wrong with one of them.
+        MarkerError: one of them is wrong.
     """
-    from harness.pool.requirement import Requirement
-
     values: dict[str, Any] = {}
     tags: frozenset[str] = frozenset()
-    for mark in reversed(list(item.iter_markers(MARKER))):
+    for mark in reversed(list(item.iter_markers("device"))):
         if mark.args:
             raise MarkerError(f"takes keywords only, not {mark.args[0]!r}")
         tags |= _tags(mark.kwargs.get("tags", ()))
@@ -73,8 +57,6 @@ def _check(keywords: Mapping[str, object]) -> dict[str, object]:
                 good = value is None or (isinstance(value, str) and bool(value))
                 words = "a text"
             case "type":
-                from harness.devices.spec import device_types
-
                 good = value is None or value in tuple(device_types())
                 words = f"one of {', '.join(device_types())}"
             case "tags":
@@ -85,8 +67,8 @@ def _check(keywords: Mapping[str, object]) -> dict[str, object]:
                 good, words = _is_whole(value, 0), "a whole number of bytes"
                 key = "min_free_bytes"
             case _:
-                known = "soc, hexagon, type, name, tags, free_bytes, count"
-                raise MarkerError(f"does not know {keyword!r}: it knows {known}")
+                names = "soc, hexagon, type, name, tags, free_bytes, count"
+                raise MarkerError(f"does not know {keyword!r}: it knows {names}")
         if not good:
             raise MarkerError(f"{keyword} is {value!r}, not {words}")
         values[key] = value

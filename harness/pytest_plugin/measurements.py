@@ -1,23 +1,17 @@
 """Measurements of tests: recorded, stored, and shown as llama-bench's markdown table."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from buildlib.targets import parse_target
-from harness.console import EMULATOR
+from harness.console import EMULATOR, visible
+from harness.pytest_plugin.recordings import TestRecordings
 from harness.results.identity import container_name
 from harness.results.llama_bench import format_parameters, format_size, markdown
 from harness.results.metrics import Measurement, find_metric, summarise
-from harness.results.records import Run, WorkloadRecord, new_run_id, now
+from harness.results.records import Run, RunStatus, WorkloadRecord, new_run_id, now
 from harness.runtimes.base import Generates
 from harness.runtimes.deployed import DeployedRuntime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from harness.pytest_plugin.recordings import TestRecordings
-    from harness.results.records import RunStatus
-    from harness.workloads.session import Session
+from harness.workloads.session import Session
 
 _COLUMNS = ("model", "size", "params", "backend", "device", "test")
 
@@ -25,8 +19,8 @@ Row = Mapping[str, object]
 """A test's values of one metric, in plain types that xdist can send."""
 
 
-def _backend(session: "Session") -> str:
-    """Name what computes: `HTP v79 (emulator)`, or the runtime where it runs no container."""
+def _backend(session: Session) -> str:
+    """Name the processor: `HTP v79 (emulator)`, or the runtime where it runs no container."""
     target = session.container_info.target
     if not target:
         return session.model.runtime.name
@@ -38,17 +32,17 @@ class MeasurementRecorder:
     """Recorder of one test's measurements.
 
     Args:
-        recordings: of the test; `None` in a test without a session, whose numbers go to junit and
-            the terminal only: the store keeps no number without what was run.
+        recordings: of the test; `None` in a test without a session: its numbers go to junit and
+            the terminal alone.
         add_property: of junit.
         rows: of the table that ends the session.
     """
 
     def __init__(
         self,
-        recordings: "TestRecordings | None",
-        add_property: "Callable[[str, object], None]",
-        rows: "list[dict[str, object]]",
+        recordings: TestRecordings | None,
+        add_property: Callable[[str, object], None],
+        rows: list[dict[str, object]],
     ) -> None:
         self._recordings = recordings
         self._add_property = add_property
@@ -63,26 +57,19 @@ class MeasurementRecorder:
         Args:
             metric: a key of `harness.results.metrics.METRICS`.
             value: in the unit of the metric.
-            test: what was measured, in llama-bench's terms: `pp512`, `tg128`. With it, the value
+            test: workload in llama-bench's terms: `pp512`, `tg128`. With it, the value
                 has its line in the table at the end.
-
-        Raises:
-            MetricError: nothing is recorded.
         """
         legal = find_metric(metric).check(float(value))
-        kept = self._kept.setdefault(test, [])
-        repetition = sum(one.metric == metric for one in kept)
-        kept.append(Measurement(metric=metric, value=legal, repetition=repetition))
+        measurements = self._kept.setdefault(test, [])
+        repetition = sum(one.metric == metric for one in measurements)
+        measurements.append(Measurement(metric=metric, value=legal, repetition=repetition))
         self._add_property(f"{metric}[{test}]" if test else metric, legal)
         if test:
             self.show(test, metric, (legal,))
 
     def note(self, metric: str, value: float) -> None:
-        """Add a number that is already stored to junit.xml.
-
-        Raises:
-            MetricError: it is none.
-        """
+        """Add a number that is already stored to junit.xml."""
         self._add_property(metric, find_metric(metric).check(float(value)))
 
     def run(self, run: Run, metric: str, *, test: str) -> None:
@@ -129,12 +116,12 @@ class MeasurementRecorder:
             }
         )
 
-    def finish(self, status: "RunStatus", error: str | None = None) -> tuple[str, ...]:
+    def finish(self, status: RunStatus, error: str | None = None) -> tuple[str, ...]:
         """Store the measurements as one run for each `test`, and return the runs' ids.
 
         Args:
             status: how the test ended.
-            error: what went wrong, if it failed.
+            error: of a test that failed.
         """
         if self._recordings is None:
             return ()
@@ -144,7 +131,7 @@ class MeasurementRecorder:
         return tuple(run.id for run in runs)
 
     def _run_of(
-        self, recordings: "TestRecordings", test: str, status: "RunStatus", error: str | None
+        self, recordings: TestRecordings, test: str, status: RunStatus, error: str | None
     ) -> Run:
         session = recordings.session
         container, device, provenance = session.records()
@@ -194,18 +181,18 @@ def format_table(rows: Sequence[Row]) -> list[str]:
         where = " on ".join(filter(None, (_model(row, several), str(row.get("device") or ""))))
         test = f"{row['test']} of {where}" if where else row["test"]
         lines.append(f"{test}: {metric.label} {value} {metric.shown_unit}".rstrip())
-    return lines
+    return [visible(line) for line in lines]
 
 
 def _merge(rows: Sequence[Row]) -> list[tuple[Row, list[list[float]]]]:
     """Return the first row of each cell, with the values of each session."""
-    merged: dict[tuple[object, ...], tuple[Row, dict[object, list[float]]]] = {}
+    cells: dict[tuple[object, ...], tuple[Row, dict[object, list[float]]]] = {}
     for row in rows:
         names = ("model", "container", "backend", "device", "test", "metric")
-        _, sessions = merged.setdefault(tuple(row.get(name) for name in names), (row, {}))
+        _, sessions = cells.setdefault(tuple(row.get(name) for name in names), (row, {}))
         values = [value for value in _sequence(row["values"]) if isinstance(value, float)]
         sessions.setdefault(row.get("session"), []).extend(values)
-    return [(row, list(sessions.values())) for row, sessions in merged.values()]
+    return [(row, list(sessions.values())) for row, sessions in cells.values()]
 
 
 def _ambiguous(rows: Sequence[Row]) -> frozenset[object]:

@@ -3,20 +3,16 @@
 import argparse
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import pytest
 
-if TYPE_CHECKING:
-    from harness.deploy.deployment import DeployFile
-    from harness.devices.spec import DeviceSpec
-
 _SESSIONS = re.compile(r"[1-9][0-9]{0,4}")
+_GENIE = "genie"
 _KEY = pytest.StashKey["PluginSettings"]()
 
 MissingDevice = Literal["", "skip", "fail"]
@@ -29,17 +25,17 @@ class PluginSettings:
     Attributes:
         pool: a `pool.yaml`; `None` where the pool finds its configuration itself.
         devices: by their texts, instead of a pool's configuration.
-        containers: folders, or what else the runtime runs; tests that take `container` or
+        containers: folders, or other models of the runtime; tests that take `container` or
             `session` run once with each.
-        runtime: name of what runs them.
+        runtime: its name.
         db: results store, a path or URL; `None` for a file in pytest's temporary folder.
         repeat: how many sessions each device test runs in.
         lease_timeout_s: how long a test waits for its devices; `None` for ever.
-        missing_device: what a test does whose requirement no device meets; empty to skip only if
+        missing_device: end of a test without a device for its requirement; empty to skip only if
             there is no device at all.
         baseline: earlier results that those of this session are judged against; empty for none.
         params: parameters of suites, by name.
-        push: files of the user's, by their names in run folders.
+        push: files of the user's, as `pushed_files` takes them.
     """
 
     pool: Path | None
@@ -52,17 +48,12 @@ class PluginSettings:
     missing_device: MissingDevice
     baseline: str
     params: Mapping[str, str]
-    push: "Mapping[str, DeployFile]"
+    push: tuple[str, ...]
 
-    def device_specs(self) -> "tuple[DeviceSpec, ...]":
-        """Parse the devices.
-
-        Raises:
-            WrongUseError: a text names no device.
-        """
-        from harness.devices.spec import DeviceSpec
-
-        return tuple(map(DeviceSpec.parse, self.devices))
+    @property
+    def loads_more(self) -> bool:
+        """True if checking them loads more than pytest."""
+        return bool(self.devices or self.push or self.runtime != _GENIE)
 
 
 _Kind = Literal["args", "linelist"] | None
@@ -74,7 +65,7 @@ _OPTIONS: tuple[tuple[str, str, _Kind, str | None, str], ...] = (
     ),
     ("--container", "DIR", "args", "", "A container for the tests that take one."),
     (
-        "--runtime", "NAME", None, "genie",
+        "--runtime", "NAME", None, _GENIE,
         "What runs the containers: genie, or another runtime of docs/runtimes.md.",
     ),
     (
@@ -145,7 +136,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def read_settings(config: pytest.Config) -> PluginSettings:
-    """Read and check the settings, once a session.
+    """Read the settings, once a session; `option_checks` has the checks that load more.
 
     Raises:
         pytest.UsageError: names the option that cannot be used.
@@ -180,7 +171,7 @@ def _read(config: pytest.Config) -> PluginSettings:
         pool=None if pool is None else _existing(Path(pool), "--pool"),
         devices=tuple(devices),
         containers=tuple(_existing(Path(path), "--container") for path in containers),
-        runtime=_runtime(option.qnnfarm_runtime or config.getini("qnnfarm_runtime")),
+        runtime=option.qnnfarm_runtime or config.getini("qnnfarm_runtime"),
         db=option.qnnfarm_db or _db(config.getini("qnnfarm_db"), base),
         repeat=_whole(option.qnnfarm_repeat or config.getini("qnnfarm_repeat")),
         lease_timeout_s=_seconds(config.getini("qnnfarm_lease_timeout")),
@@ -189,71 +180,13 @@ def _read(config: pytest.Config) -> PluginSettings:
         params=_params(
             [*config.getini("qnnfarm_suite_params"), *(option.qnnfarm_suite_param or ())]
         ),
-        push=_push(option.qnnfarm_push),
+        push=tuple(option.qnnfarm_push or ()),
     )
     if settings.pool is not None and settings.devices:
         raise pytest.UsageError("--pool and --device: give one of them, not both")
     if settings.baseline and settings.db is None:
         raise pytest.UsageError("--baseline: --qnnfarm-db names the results to compare with")
-    if settings.devices:
-        with _refusing("--device: "):
-            settings.device_specs()
-    if option.qnnfarm_pool is not None and settings.pool is not None:
-        _check_pool(settings.pool)
-    if option.qnnfarm_db and not hasattr(config, "workerinput"):
-        check_db(settings)
     return settings
-
-
-@contextmanager
-def _refusing(prefix: str) -> Iterator[None]:
-    """Raise a usage error for a value that cannot be used, with the option before its reason."""
-    from harness.errors import HarnessError
-
-    try:
-        yield
-    except (HarnessError, ValueError) as error:
-        raise pytest.UsageError(f"{prefix}{error}") from error
-
-
-def _runtime(name: str) -> str:
-    if name == "genie":  # the others are looked up in modules that import numpy
-        return name
-    from harness.runtimes.registry import check_runtime
-
-    with _refusing(f"--runtime {name}: "):
-        return check_runtime(name)
-
-
-def check_db(settings: PluginSettings) -> None:
-    """Check that the results store can be written.
-
-    Raises:
-        pytest.UsageError: says why.
-    """
-    if settings.db is None:
-        return
-    from harness.results.store import ResultsStore
-
-    with _refusing("--qnnfarm-db: "):
-        ResultsStore.check(settings.db)
-
-
-def _check_pool(path: Path) -> None:
-    """Check a pool file of the command line; one of an ini file is read when a test needs it."""
-    from harness.pool.config import load_config
-
-    with _refusing("--pool: "):
-        load_config(path)
-
-
-def _push(texts: list[str] | None) -> "Mapping[str, DeployFile]":
-    if not texts:
-        return {}
-    from harness.runtimes.bundles.bundle import pushed_files
-
-    with _refusing(""):  # it names the option
-        return pushed_files(texts)
 
 
 def _existing(path: Path, option: str) -> Path:

@@ -32,7 +32,7 @@ class TestRecordings:
     group_ids: list[str] = field(default_factory=list)
 
     def __call__(self, label: str = "") -> Recording:
-        """Make the recording of one more run, whose group the `--repeat` sessions share.
+        """Make the recording of one more run; `--repeat` sessions share its group.
 
         Args:
             label: of the run in the store.

@@ -54,7 +54,7 @@ class UsageErrors:
 
 
 class TestReports:
-    """Tells what travels on the reports of tests; under xdist, in the process with the terminal."""
+    """Prints notices and rows of reports; under xdist, in the process with the terminal."""
 
     __test__ = False
 
@@ -83,12 +83,11 @@ class TestReports:
         """Print the table of measurements."""
         if not self._rows:
             return
-        from harness.console import visible
         from harness.pytest_plugin.measurements import format_table
 
         terminalreporter.section("measurements")
         for line in format_table(self._rows):
-            terminalreporter.write_line(visible(line))
+            terminalreporter.write_line(line)
 
     def _write_notice(self, notice: str) -> None:
         """Write which test waits for devices, past pytest's capture."""
@@ -96,14 +95,12 @@ class TestReports:
         reporter: pytest.TerminalReporter | None = manager.get_plugin("terminalreporter")
         if reporter is None:
             return
-        from harness.console import visible
-
         capture = manager.get_plugin("capturemanager")
         with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
             reporter.ensure_newline()
             if self._config.get_terminal_writer().width_of_current_line:  # the dots of xdist
                 reporter.line("")
-            reporter.write_line(visible(notice))
+            reporter.write_line(notice)
             reporter.flush()
 
     def _reword_junit(self, report: pytest.TestReport) -> None:
