@@ -49,7 +49,7 @@ class Convert(CachedStage):
     def options(self) -> Mapping[str, object]:
         return {
             "part": self.subject,
-            "target": str(self.target),
+            "target": self.target.soc.name,  # its emulator takes the same DLC
             "export_format": "DLC_DEFAULT",
             "act_precision": str(self.quantization.act_bitwidth),
             "weights_precision": str(self.quantization.param_bitwidth),
