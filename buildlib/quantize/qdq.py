@@ -16,7 +16,7 @@ from buildlib.encodings.files import load_encodings
 from buildlib.encodings.grid import Grid
 from buildlib.encodings.model import Encodings
 from buildlib.graph.files import load_model
-from buildlib.graph.values import infer_shapes, is_real, remove_unused, static_shape
+from buildlib.graph.values import is_real, remove_unused, static_shape
 from buildlib.passes.base import ENCODINGS_SUFFIX, FLOAT, SORTED, STATIC, Condition, Pass
 from buildlib.quantize.grids import (
     LAYOUT_OPS,
@@ -110,7 +110,6 @@ class QdqPass(Pass):
         rewriter.quantize_activations()
         remove_unused(model.graph)
         self.finish()
-        infer_shapes(model)
         return model
 
 
