@@ -5,6 +5,7 @@ NDK's list of stable libraries (developer.android.com/ndk/guides/stable_apis), a
 that only devices with a Snapdragon have, and those of its DSP, what QNN's are linked to.
 """
 
+import functools
 import mmap
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -226,11 +227,18 @@ def _versions(
 def find_build(library: Path) -> tuple[int, ...] | None:
     """Return the version of QNN that a library of it holds as text; None without one."""
     try:
-        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-            match = _BUILD.search(data)
-            return None if match is None else tuple(map(int, match.groups()))
+        state = library.stat()
+        return _search_build(library, state.st_size, state.st_mtime_ns)
     except (OSError, ValueError):  # such as an empty file
         return None
+
+
+@functools.lru_cache(maxsize=64)  # each session of a process asks, and libraries are large
+def _search_build(library: Path, size: int, mtime_ns: int) -> tuple[int, ...] | None:
+    del size, mtime_ns
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+        match = _BUILD.search(data)
+        return None if match is None else tuple(map(int, match.groups()))
 
 
 def _dotted(build: tuple[int, ...]) -> str:
