@@ -16,14 +16,15 @@ import tomllib
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import onnx
+from typing import TYPE_CHECKING, Any
 
 from buildlib.targets import catalog, parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpConfigHelper, HtpGraphConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+
+if TYPE_CHECKING:
+    import onnx
 
 TABLE = Path(__file__).parent / "fixtures" / "qairt_tools.toml"
 HOST = "x86_64-linux-clang"
@@ -156,6 +157,8 @@ def convert(values: Mapping[str, list[str]]) -> None:
     name, path = "qairt-converter", Path(values["--input_network"][0])
     output = Path(values.get("--output_path", [str(path.with_suffix(".dlc"))])[0])
     target = parse_target(values.get("--target_soc_model", ["SM8650"])[0])
+    import onnx  # which the other programs do without
+
     model = onnx.load(str(path), load_external_data=False)
     opset = max(entry.version for entry in model.opset_import)
     rows = tomllib.loads(TABLE.read_text())["opsets"]
@@ -172,12 +175,14 @@ def convert(values: Mapping[str, list[str]]) -> None:
     sys.stdout.write("INFO_CONVERSION_SUCCESS: Conversion completed successfully\n")
 
 
-def infer_norms(model: onnx.ModelProto) -> None:
+def infer_norms(model: "onnx.ModelProto") -> None:
     """Put RMSNormalization for what it is written out as, as converters infer QNN's operation."""
+    from onnx import helper, numpy_helper
+
     makers = {out: node for node in model.graph.node for out in node.output}
     values = {one.name: one for one in model.graph.initializer}
 
-    def chain(node: onnx.NodeProto, *kinds: str) -> list[onnx.NodeProto]:
+    def chain(node: "onnx.NodeProto", *kinds: str) -> "list[onnx.NodeProto]":
         found = [node]
         for kind in kinds:
             maker = next(
@@ -195,9 +200,9 @@ def infer_norms(model: onnx.ModelProto) -> None:
         if node.op_type == "Mul" and parts:
             source, epsilon = parts[5].input[0], values[parts[3].input[1]]
             node.CopyFrom(
-                onnx.helper.make_node(
+                helper.make_node(
                     "RMSNormalization", [source, node.input[1]], list(node.output), node.name,
-                    axis=-1, epsilon=float(onnx.numpy_helper.to_array(epsilon)),
+                    axis=-1, epsilon=float(numpy_helper.to_array(epsilon)),
                 )
             )  # fmt: skip
             inner |= {part.output[0] for part in parts[1:]}

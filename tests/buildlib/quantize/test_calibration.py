@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from buildlib.checkpoint.checkpoint import Checkpoint
-from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.errors import BuildError, ModelFileError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model, save_model
@@ -81,14 +81,13 @@ def test_ranges_equal_those_of_the_whole_model(
 
 
 def test_hidden_states_in_files_are_those_in_memory(
-    tiny_export: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, config: DecoderConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load_config(tiny_export / "config.json")
     windows = [list(range(32)), list(range(100, 148))]
     kinds, results = [], []
     for limit in (segment_loop._IN_MEMORY_BYTES, 0):
         monkeypatch.setattr(segment_loop, "_IN_MEMORY_BYTES", limit)
-        with SegmentLoop(tiny_export / "model.onnx", config, windows) as loop:
+        with SegmentLoop(path, config, windows) as loop:
             hidden = loop.run(1, loop.run(0, None))
             assert hidden is not None
             assert hidden.shape == (loop.n_calls, 1, 16, 40)
@@ -98,9 +97,8 @@ def test_hidden_states_in_files_are_those_in_memory(
     assert np.array_equal(results[0], results[1])
 
 
-def test_a_segment_can_be_changed_on_the_way(tiny_export: Path) -> None:
+def test_a_segment_can_be_changed_on_the_way(path: Path, config: DecoderConfig) -> None:
     """Inputs of a projection can be seen, and its weight replaced; the next layer sees that."""
-    config = load_config(tiny_export / "config.json")
     seen: list[tuple[int, ...]] = []
 
     def show_input(model: ir.Model) -> None:
@@ -116,7 +114,7 @@ def test_a_segment_can_be_changed_on_the_way(tiny_export: Path) -> None:
         zeros = np.zeros(value.shape.numpy(), np.float16)  # type: ignore[union-attr]
         value.const_value = ir.tensor(zeros, name=value.name)
 
-    with SegmentLoop(tiny_export / "model.onnx", config, [list(range(48))]) as loop:
+    with SegmentLoop(path, config, [list(range(48))]) as loop:
         embedded = loop.run(0, None)
         after = loop.run(1, embedded, on_outputs=keep, change=show_input)
         changed = loop.run(1, embedded, change=without_mlp)
@@ -127,8 +125,9 @@ def test_a_segment_can_be_changed_on_the_way(tiny_export: Path) -> None:
     assert not np.allclose(after, changed)
 
 
-def test_a_decode_graph_is_calibrated_in_calls_of_many_tokens(tiny: Path, tmp_path: Path) -> None:
-    config = load_config(tiny / "config.json")
+def test_a_decode_graph_is_calibrated_in_calls_of_many_tokens(
+    tiny: Path, config: DecoderConfig, tmp_path: Path
+) -> None:
     windows = [list(range(1, 60))]
     ranges = []
     for shape in (GraphShape(1, 64), GraphShape(32, 64)):
@@ -140,20 +139,17 @@ def test_a_decode_graph_is_calibrated_in_calls_of_many_tokens(tiny: Path, tmp_pa
     assert ranges[0] == ranges[1]
 
 
-def test_text_that_cannot_calibrate_is_refused(tiny: Path, tiny_export: Path) -> None:
-    config = load_config(tiny / "config.json")
-    with pytest.raises(BuildError, match="at least 16"):
-        observe_ranges(tiny_export / "model.onnx", config, [[1, 2, 3]])
-    with pytest.raises(BuildError, match="vocabulary"):
-        observe_ranges(tiny_export / "model.onnx", config, [[300] * 16])
-
-
-def test_a_model_without_borders_is_refused(tiny_export: Path, tmp_path: Path) -> None:
-    model = load_model(tiny_export / "model.onnx")
+def test_texts_and_models_that_cannot_be_calibrated_are_refused(
+    path: Path, config: DecoderConfig, tmp_path: Path
+) -> None:
+    for tokens, said in (([1, 2, 3], "at least 16"), ([300] * 16, "vocabulary")):
+        with pytest.raises(BuildError, match=said):
+            observe_ranges(path, config, [tokens])
+    model = load_model(path)
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != "logits"]
     broken = save_model(model, tmp_path / "model.onnx")
     with pytest.raises(ModelFileError, match="logits is missing"):
-        observe_ranges(broken, load_config(tiny_export / "config.json"), [[1] * 16])
+        observe_ranges(broken, config, [[1] * 16])
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,8 @@ from buildlib.quantize.qdq import apply_encodings
 
 
 @pytest.fixture(scope="module")
-def encodings(tiny_export: Path) -> Encodings:
-    return load_encodings(tiny_export / "model.encodings")
-
-
-@pytest.fixture(scope="module")
-def quantized(
-    tiny_export: Path, encodings: Encodings, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    out = tmp_path_factory.mktemp("qdq") / "model.qdq.onnx"
-    return apply_encodings(tiny_export / "model.onnx", encodings, out)
+def quantized(path: Path, whole: Encodings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return apply_encodings(path, whole, tmp_path_factory.mktemp("qdq") / "model.qdq.onnx")
 
 
 def test_ports_are_what_genie_feeds(quantized: Path) -> None:
@@ -80,45 +72,42 @@ def test_weights_are_int8_by_channel_in_a_file_beside_the_model(quantized: Path)
 
 
 def test_the_same_encodings_give_the_same_bytes(
-    tiny_export: Path, encodings: Encodings, quantized: Path, tmp_path: Path
+    path: Path, whole: Encodings, quantized: Path, tmp_path: Path
 ) -> None:
-    again = apply_encodings(tiny_export / "model.onnx", encodings, tmp_path / quantized.name)
+    again = apply_encodings(path, whole, tmp_path / quantized.name)
     assert again.read_bytes() == quantized.read_bytes()
     weights = again.with_suffix(".weights")
     assert weights.read_bytes() == quantized.with_suffix(".weights").read_bytes()
 
 
 def test_layout_operators_inherit_encodings(
-    tiny_export: Path, encodings: Encodings, quantized: Path, tmp_path: Path
+    path: Path, whole: Encodings, quantized: Path, tmp_path: Path
 ) -> None:
     moved = ("_split", "_flat", "_heads", "keys", "values", "embedding", "_rotated")
     stays = ("first_rotated", "second_rotated")
     kept = [
-        e for e in encodings.activation_encodings
+        e for e in whole.activation_encodings
         if not e.name.endswith(moved) or "half_rotated" in e.name or e.name.endswith(stays)
     ]  # fmt: skip
-    less = encodings.model_copy(update={"activation_encodings": tuple(kept)})
-    assert len(kept) < len(encodings.activation_encodings) - 10
-    out = apply_encodings(tiny_export / "model.onnx", less, tmp_path / quantized.name)
+    less = whole.model_copy(update={"activation_encodings": tuple(kept)})
+    assert len(kept) < len(whole.activation_encodings) - 10
+    out = apply_encodings(path, less, tmp_path / quantized.name)
     assert read_ports(out) == read_ports(quantized)
 
 
-def test_missing_encodings_are_named(
-    tiny_export: Path, encodings: Encodings, tmp_path: Path
-) -> None:
-    model = tiny_export / "model.onnx"
+def test_missing_encodings_are_named(path: Path, whole: Encodings, tmp_path: Path) -> None:
     for field in ("activation_encodings", "param_encodings"):
-        kept = tuple(e for e in getattr(encodings, field) if "up_proj" not in e.name)
+        kept = tuple(e for e in getattr(whole, field) if "up_proj" not in e.name)
         with pytest.raises(EncodingsError, match="up_proj"):
-            apply_encodings(model, encodings.model_copy(update={field: kept}), tmp_path / "o.onnx")
+            apply_encodings(path, whole.model_copy(update={field: kept}), tmp_path / "o.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_quantized_model_is_not_quantized_again(
-    quantized: Path, encodings: Encodings, tmp_path: Path
+    quantized: Path, whole: Encodings, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelFileError, match="it is a float model"):
-        apply_encodings(quantized, encodings, tmp_path / "o.onnx")
+        apply_encodings(quantized, whole, tmp_path / "o.onnx")
 
 
 def test_export_needs_a_tokenizer(

@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.grid import activation_grid
 from buildlib.encodings.model import Encodings, asymmetric_encoding
 from buildlib.quantize.bitwidths import Bitwidths
@@ -58,13 +58,10 @@ def test_constant_values_have_a_range(estimate: RangeEstimator, value: float) ->
     assert asymmetric_encoding("x", low, high, 8).scale[0] > 0
 
 
-def test_narrower_ranges_are_in_the_encodings(tiny_export: Path) -> None:
-    config = load_config(tiny_export / "config.json")
+def test_narrower_ranges_are_in_the_encodings(path: Path, config: DecoderConfig) -> None:
     windows = [np.random.default_rng(2).integers(0, 300, 48).tolist()]
     whole, *narrow_ones = (
-        complete_encodings(
-            tiny_export / "model.onnx", Encodings(), config, windows, Bitwidths(8), ranges=name
-        ).by_name()
+        complete_encodings(path, Encodings(), config, windows, Bitwidths(8), ranges=name).by_name()
         for name in get_args(RangeName)
     )
     for narrow in narrow_ones:

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from buildlib.checkpoint.config import DecoderConfig, load_config
-from buildlib.encodings.files import load_encodings
+from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import EncodingsError, InvalidOptionError
 from buildlib.numerics.host_loop import HostLoop
@@ -20,21 +19,6 @@ from buildlib.quantize.recipe import complete_encodings
 
 WINDOWS = [[int(t) for t in np.random.default_rng(n).integers(0, 300, 48)] for n in range(2)]
 NONE = Encodings()
-
-
-@pytest.fixture(scope="module")
-def model(tiny_export: Path) -> Path:
-    return tiny_export / "model.onnx"
-
-
-@pytest.fixture(scope="module")
-def config(tiny_export: Path) -> DecoderConfig:
-    return load_config(tiny_export / "config.json")
-
-
-@pytest.fixture(scope="module")
-def whole(tiny_export: Path) -> Encodings:
-    return load_encodings(tiny_export / "model.encodings")
 
 
 def without(encodings: Encodings, drop: Callable[[Encoding], bool]) -> Encodings:
@@ -53,14 +37,12 @@ def changed(encodings: Encodings, name: str, **update: object) -> Encodings:
 
 
 def test_complete_encodings_stay_unchanged(
-    model: Path, config: DecoderConfig, whole: Encodings
+    path: Path, config: DecoderConfig, whole: Encodings
 ) -> None:
-    assert complete_encodings(model, whole, config).by_name() == whole.by_name()
+    assert complete_encodings(path, whole, config).by_name() == whole.by_name()
 
 
-def test_fixed_ranges_need_no_text(
-    model: Path, config: DecoderConfig, whole: Encodings, tmp_path: Path
-) -> None:
+def test_fixed_ranges_need_no_text(path: Path, config: DecoderConfig, whole: Encodings) -> None:
     def follows(encoding: Encoding) -> bool:
         name = encoding.name
         known = ("attention_mask", "position_ids_cos", "probabilities", "norm.weight", "_flat")
@@ -68,7 +50,7 @@ def test_fixed_ranges_need_no_text(
 
     less = without(whole, follows)
     assert len(less.by_name()) < len(whole.by_name()) - 8
-    found = complete_encodings(model, less, config).by_name()
+    found = complete_encodings(path, less, config).by_name()
     assert set(found) == set(whole.by_name())
     for name, encoding in whole.by_name().items():
         assert found[name].bw == encoding.bw
@@ -77,12 +59,12 @@ def test_fixed_ranges_need_no_text(
 
 
 def test_rotations_have_bounds(
-    model: Path, config: DecoderConfig, whole: Encodings, tmp_path: Path
+    path: Path, config: DecoderConfig, whole: Encodings, tmp_path: Path
 ) -> None:
     less = without(whole, lambda e: "rotated" in e.name and "past" not in e.name)
     assert len(less.by_name()) < len(whole.by_name())
-    found = complete_encodings(model, less, config)
-    apply_encodings(model, found, tmp_path / "q.onnx")
+    found = complete_encodings(path, less, config)
+    apply_encodings(path, found, tmp_path / "q.onnx")
     for name, encoding in found.by_name().items():
         wanted = whole.by_name()[name]
         if "rotated" in name and encoding.bw == 16:
@@ -90,36 +72,36 @@ def test_rotations_have_bounds(
 
 
 def test_missing_ones_are_counted_and_named(
-    model: Path, config: DecoderConfig, whole: Encodings
+    path: Path, config: DecoderConfig, whole: Encodings
 ) -> None:
     less = without(whole, lambda e: "up_proj" in e.name or "o_proj" in e.name)
     with pytest.raises(EncodingsError, match=r"up_proj.*values of the model need one"):
-        complete_encodings(model, less, config)
+        complete_encodings(path, less, config)
     less = without(whole, lambda e: "mlp.up_proj.weight" in e.name)
     with pytest.raises(EncodingsError, match=r"layers\.0\.mlp\.up_proj\.weight.*2 values"):
-        complete_encodings(model, less, config)
+        complete_encodings(path, less, config)
 
 
 def test_text_fills_in_only_missing_encodings(
-    model: Path, config: DecoderConfig, whole: Encodings, tmp_path: Path
+    path: Path, config: DecoderConfig, whole: Encodings, tmp_path: Path
 ) -> None:
     less = without(whole, lambda e: "layers.1" in e.name or "layers.0.mlp" in e.name)
     assert 10 < len(less.by_name()) < len(whole.by_name()) - 10
-    found = complete_encodings(model, less, config, WINDOWS).by_name()
+    found = complete_encodings(path, less, config, WINDOWS).by_name()
     assert set(found) == set(whole.by_name())
     assert all(found[name] == encoding for name, encoding in less.by_name().items())
 
 
 @pytest.mark.parametrize("bits", [Bitwidths(), Bitwidths(8, 32, 4)])
 def test_requested_bits_are_used(
-    model: Path, config: DecoderConfig, bits: Bitwidths, tmp_path: Path
+    path: Path, config: DecoderConfig, bits: Bitwidths, tmp_path: Path
 ) -> None:
-    found = complete_encodings(model, NONE, config, WINDOWS, bits)
+    found = complete_encodings(path, NONE, config, WINDOWS, bits)
     names = found.by_name()
     assert names["logits"].bw == bits.act_bitwidth
     assert names["past_key_0_in"].bw == 8
     assert names["model.layers.0.mlp.up_proj.weight"].bw == bits.param_bitwidth
-    quantized = apply_encodings(model, found, tmp_path / "q.onnx")
+    quantized = apply_encodings(path, found, tmp_path / "q.onnx")
     assert read_ports(quantized).outputs["logits"].dtype == f"uint{bits.act_bitwidth}"
     with HostLoop({16: [OnnxRunner(quantized)]}, config) as loop:
         assert np.isfinite(loop.feed(WINDOWS[0][:16])).all()
@@ -132,19 +114,19 @@ def test_bits_that_cannot_be_built(key: str) -> None:
 
 
 def test_contradictory_caches_are_refused_by_name(
-    model: Path, config: DecoderConfig, whole: Encodings, tmp_path: Path
+    path: Path, config: DecoderConfig, whole: Encodings, tmp_path: Path
 ) -> None:
     scale = whole.by_name()["past_key_1_in"].scale
     for update in ({"scale": (2 * scale[0],)}, {"offset": (-3,)}, {"bw": 16, "offset": (-9,)}):
         wrong = changed(whole, "past_key_1_in", **update)
         for action in (
-            lambda wrong=wrong: complete_encodings(model, wrong, config),
-            lambda wrong=wrong: apply_encodings(model, wrong, tmp_path / "q.onnx"),
+            lambda wrong=wrong: complete_encodings(path, wrong, config),
+            lambda wrong=wrong: apply_encodings(path, wrong, tmp_path / "q.onnx"),
         ):
             with pytest.raises(EncodingsError, match=r"past_key_1_in.*past_key_1_out"):
                 action()
     alike = changed(whole, "past_key_1_in", scale=(scale[0] * (1 + 1e-8),))
-    apply_encodings(model, alike, tmp_path / "alike.onnx")
+    apply_encodings(path, alike, tmp_path / "alike.onnx")
 
 
 def test_models_that_share_caches_must_agree_on_their_grids(whole: Encodings) -> None:
@@ -156,9 +138,10 @@ def test_models_that_share_caches_must_agree_on_their_grids(whole: Encodings) ->
 
 
 def test_encodings_of_unknown_values_are_refused(
-    model: Path, config: DecoderConfig, whole: Encodings
+    path: Path, config: DecoderConfig, whole: Encodings
 ) -> None:
     extra = whole.activation_encodings[0].model_copy(update={"name": "nowhere"})
     more = (*whole.activation_encodings, extra)
+    wrong = whole.model_copy(update={"activation_encodings": more})
     with pytest.raises(EncodingsError, match=r"nowhere.*no such tensor"):
-        complete_encodings(model, whole.model_copy(update={"activation_encodings": more}), config)
+        complete_encodings(path, wrong, config)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 
-from buildlib.checkpoint.config import DecoderConfig, load_config
+from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.grid import weight_grid
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import BuildError, InvalidOptionError
@@ -45,27 +45,20 @@ KINDS: tuple[UnitKind, ...] = ("weight", "activation")
 
 
 @pytest.fixture(scope="module")
-def config(tiny_export: Path) -> DecoderConfig:
-    return load_config(tiny_export / "config.json")
+def four_bits(path: Path, config: DecoderConfig) -> Encodings:
+    return complete_encodings(path, Encodings(), config, WINDOWS, Bitwidths(param_bitwidth=4))
 
 
 @pytest.fixture(scope="module")
-def four_bits(tiny_export: Path, config: DecoderConfig) -> Encodings:
-    return complete_encodings(
-        tiny_export / "model.onnx", Encodings(), config, WINDOWS, Bitwidths(param_bitwidth=4)
-    )
-
-
-@pytest.fixture(scope="module")
-def model(tiny_export: Path, config: DecoderConfig) -> Iterator[SensitivityModel]:
-    with SensitivityModel(tiny_export / "model.onnx", config, WINDOWS) as opened:
+def model(path: Path, config: DecoderConfig) -> Iterator[SensitivityModel]:
+    with SensitivityModel(path, config, WINDOWS) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def kl(tiny_export: Path, config: DecoderConfig) -> Iterator[Callable[[Path], float]]:
+def kl(path: Path, config: DecoderConfig) -> Iterator[Callable[[Path], float]]:
     """The divergence of a model on the CPU from float."""
-    with record_float(tiny_export / "model.onnx", config, WINDOWS) as reference:
+    with record_float(path, config, WINDOWS) as reference:
 
         def measure(path: Path) -> float:
             with HostLoop({16: [OnnxRunner(path)]}, config) as loop:
@@ -89,7 +82,7 @@ def replaced(encodings: Encodings, by: Mapping[str, Encoding]) -> Encodings:
 
 def test_variants_are_those_of_models_made_another_way(
     model: SensitivityModel,
-    tiny_export: Path,
+    path: Path,
     kl: Callable[[Path], float],
     four_bits: Encodings,
     tmp_path: Path,
@@ -98,9 +91,9 @@ def test_variants_are_those_of_models_made_another_way(
     model.record(encodings)
     nothing, all_of_them, one = model.measure([{}, encodings, {BAD: encodings[BAD]}])
     assert nothing.divergence.kl == 0.0
-    wanted = kl(apply_encodings(tiny_export / "model.onnx", four_bits, tmp_path / "q.onnx"))
+    wanted = kl(apply_encodings(path, four_bits, tmp_path / "q.onnx"))
     assert all_of_them.divergence.kl == pytest.approx(wanted, rel=0.02)
-    changed = load_model(tiny_export / "model.onnx")
+    changed = load_model(path)
     value = changed.graph.initializers[BAD]
     rounded = round_weight(changed, encodings[BAD])
     value.const_value = ir.tensor(rounded.astype(np.float32), name=BAD)
@@ -113,9 +106,9 @@ def test_variants_are_those_of_models_made_another_way(
 
 
 def test_weights_that_a_technique_changed_count_as_changed(
-    tiny_export: Path, config: DecoderConfig, kl: Callable[[Path], float], tmp_path: Path
+    path: Path, config: DecoderConfig, kl: Callable[[Path], float], tmp_path: Path
 ) -> None:
-    path, bits = tiny_export / "model.onnx", Bitwidths(param_bitwidth=4)
+    bits = Bitwidths(param_bitwidth=4)
     given = FloatModel(path, Encodings(), config, WINDOWS, bits)
     made = optimize_weights(given, ["gptq"], tmp_path)
     encodings = complete_encodings(made.path, made.encodings, config, WINDOWS, bits)
@@ -171,11 +164,11 @@ def n_raisable(ranked: Sensitivity) -> int:
 
 
 def test_the_sqnr_is_that_of_the_rounded_values(
-    tiny_export: Path, four_bits: Encodings, ranked: Sensitivity
+    path: Path, four_bits: Encodings, ranked: Sensitivity
 ) -> None:
     encodings = four_bits.by_name()
     found = {cost.unit.name: cost for cost in ranked.costs}
-    loaded = load_model(tiny_export / "model.onnx")
+    loaded = load_model(path)
     stored = loaded.graph.initializers[BAD].const_value
     assert stored is not None
     wanted = sqnr_db(tensor_array(stored), round_weight(loaded, encodings[BAD]))
@@ -189,11 +182,11 @@ def test_a_proposal_meets_its_bound_and_is_small(
     model: SensitivityModel,
     ranked: Sensitivity,
     kl: Callable[[Path], float],
-    tiny_export: Path,
+    path: Path,
     four_bits: Encodings,
     tmp_path: Path,
 ) -> None:
-    before = kl(apply_encodings(tiny_export / "model.onnx", four_bits, tmp_path / "q.onnx"))
+    before = kl(apply_encodings(path, four_bits, tmp_path / "q.onnx"))
     bound = QualityBound("kl", before / 3)
     found = PrecisionSearch(ranked.costs, bound, measure_sweep(model, ranked.encodings)).propose()
     assert found.met
@@ -201,7 +194,7 @@ def test_a_proposal_meets_its_bound_and_is_small(
     assert set(found.bits.values()) == {8}
     assert found.bytes_more == sum(unit.bytes_more for unit in found.raised)
     mixed = replaced(four_bits, mixed_encodings(ranked.encodings, found.raised))
-    after = kl(apply_encodings(tiny_export / "model.onnx", mixed, tmp_path / "q.onnx"))
+    after = kl(apply_encodings(path, mixed, tmp_path / "q.onnx"))
     assert after < before / 3 * 1.03
     assert after == pytest.approx(found.after.kl, rel=0.03)
 
