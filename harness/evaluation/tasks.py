@@ -152,9 +152,6 @@ class Task:
 def read_task(path: Path, limit: int | None = None) -> Task:
     """Read a task file.
 
-    Args:
-        limit: at most so many rows, from the start.
-
     Raises:
         HostFileError: it cannot be read, or a line of it is no row.
     """

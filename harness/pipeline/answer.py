@@ -18,7 +18,7 @@ from harness.workloads.chat import Chat
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session
 
-WAIT_S = 60.0
+_WAIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,14 @@ class GenerationAnswer:
 
 
 @contextmanager
-def leased_session(
-    container: GenAIContainer, device: DeviceSpec | str | None, wait_s: float = WAIT_S
-) -> Iterator[Session]:
-    """Lease a device, and open a session with a container that leaves nothing on it.
-
-    Args:
-        container: to run.
-        device: as `DeviceSpec.parse` takes it; None is `$ANDROID_SERIAL`, or the only one.
-        wait_s: how long to wait while others hold it.
-    """
+def leased_session(container: GenAIContainer, device: DeviceSpec | str | None) -> Iterator[Session]:
+    """Lease a device, and open a session with a container that leaves nothing on it."""
     spec = DeviceSpec.parse(device) if isinstance(device, str) else device
     purpose = f"a pipeline of {container.metadata.model.name}"
     with (
         host_devices() as devices,
         Pool.of([devices.resolve(spec)], devices=devices) as pool,
-        pool.acquire(Requirement(), timeout_s=wait_s, purpose=purpose) as lease,
+        pool.acquire(Requirement(), timeout_s=_WAIT_S, purpose=purpose) as lease,
         Session(lease.device, GenieModel(container)) as session,
     ):
         yield session
@@ -81,11 +73,7 @@ def generate_on_device(session: Session, asked: Generate) -> GenerationAnswer:
 
 
 def generate_on_host(model: HostModel, asked: Generate, model_dir: Path) -> GenerationAnswer:
-    """Answer a prompt greedily on the host loop, up to an end-of-sequence token.
-
-    Args:
-        model_dir: has the chat template.
-    """
+    """Answer a prompt greedily on the host loop, up to an end-of-sequence token."""
     encoder, prompt = load_tokenizer(model.tokenizer), str(asked.prompt)
     stop = frozenset(model.config.eos_token_ids)
     if asked.chat:

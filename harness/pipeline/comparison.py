@@ -157,13 +157,7 @@ def float_folder(outputs: Mapping[str, object]) -> Path:
 def compare_on_host(
     stages: Sequence[tuple[str, Mapping[str, object]]], text: ComparedText, scratch: Path
 ) -> PipelineComparison:
-    """Evaluate the output of each stage on this host.
-
-    Args:
-        stages: finished stages, each with all outputs up to it; the first makes the float model.
-        text: to evaluate on.
-        scratch: folder for files that go away.
-    """
+    """Evaluate the output of each stage on this host."""
     windows = text.windows
     config = load_config(text.model / CONFIG_FILE)
     scored = [window.scored for window in windows]
@@ -204,14 +198,7 @@ def compare_on_device(
     host: PipelineComparison,
     recording: Recording = UNRECORDED,
 ) -> StageQuality:
-    """Measure a container on a leased device, by Genie, beside the host's figures.
-
-    Args:
-        session: with the container.
-        text: that the host evaluated.
-        host: its references are stored with the device's perplexity.
-        recording: where runs are stored.
-    """
+    """Measure a container on a leased device, by Genie, beside the host's figures."""
     scored = score_text(
         session, text.text, recording, windows=text.most, references=_references(host)
     )

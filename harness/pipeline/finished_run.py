@@ -48,11 +48,6 @@ class RecordedRun:
         """Describe a run; None if no record can stand for it, or its recipe is wrong.
 
         Runs without a cache leave nothing to go by, and a model of the hub may have changed there.
-
-        Args:
-            recipe: the file.
-            model: in place of the recipe's.
-            arguments: others of the command, as JSON values.
         """
         file = absolute_user_path(recipe)
         try:
@@ -95,12 +90,6 @@ class RecordedRun:
 
         A user's own stage may read other files than those of the model, or do more than make some,
         and features have files of their own.
-
-        Args:
-            pipe: that ran.
-            events: of its stages.
-            answer: JSON values, with the path of its `manifest`.
-            out: folder that it wrote.
         """
         from harness.pipeline.observers import StageFinished
 

@@ -98,12 +98,7 @@ class LLMPipeline:
     """
 
     def __init__(self, config: LLMPipelineConfig, model: str | None = None) -> None:
-        """Nothing is run or read yet.
-
-        Args:
-            config: the checked recipe.
-            model: in place of the recipe's `model_id_or_path`.
-        """
+        """Nothing is run or read yet."""
         self.config = config
         self.stages = StageConfigs(config.configs)
         self.profiler = StageProfiler() if config.settings.enable_observers else None

@@ -86,10 +86,6 @@ class LLMPipelineConfig:
     ) -> Self:
         """Check a recipe.
 
-        Args:
-            recipe: a `Recipe` or any mapping.
-            overrides: top-level keys in place of the recipe's.
-
         Raises:
             ConfigFileError: names file, line and key where there are some, and the nearest key.
         """

@@ -446,11 +446,7 @@ class Scores(Protocol):
         role: ModelRole = "target",
         lora: Mapping[str, float] | None = None,
     ) -> PerplexityResult:
-        """Score windows on the device.
-
-        Args:
-            lora: the adapter to apply, and its strength.
-        """
+        """Score windows on the device."""
         ...
 
 
@@ -571,10 +567,5 @@ class Model(Protocol):
     def start(
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
     ) -> Runtime:
-        """Make its runtime on a device; nothing is deployed yet.
-
-        Args:
-            device: only a run folder and the content store on it are touched.
-            properties: of the device.
-        """
+        """Make its runtime on a device; nothing is deployed yet."""
         ...

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 class ContainerRuntime(DeployedRuntime, Runtime):
     """Base of runtimes of containers.
 
-    Args:
-        properties: of the device.
-
     Raises:
         RuntimeChoiceError: the container is not for this device.
         GenieMissingError: this machine has no libraries for it.

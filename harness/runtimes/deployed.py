@@ -31,12 +31,7 @@ class DeployedRuntime:
         device: only the run folder and the content store on it are touched.
         deployment: on the device; None before `prepare`.
         samples: of the newest command that was sampled.
-
         bundle: files of a run, the user's included.
-
-    Args:
-        properties: of the device.
-        container: the one in the bundle, if there is one.
     """
 
     def __init__(

@@ -25,11 +25,7 @@ def open_container(folder: Path) -> GenAIContainer:
 
 
 def check_limits(config: Configuration, path: str, target: Target) -> None:
-    """Refuse a configuration that its target cannot run, though Genie's parser takes it.
-
-    Args:
-        path: for errors.
-    """
+    """Refuse a configuration that its target cannot run, though Genie's parser takes it."""
     limits = find_limits(config, emulator=target.emulator)
     if limits:
         raise WrongUseError(f"{path} cannot run: {'; '.join(map(str, limits))}")

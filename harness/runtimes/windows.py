@@ -15,9 +15,6 @@ def cut_windows(
 ) -> list[Window]:
     """Cut a text; an end that fills no window is left out.
 
-    Args:
-        most: at most that many windows, from the start of the text.
-
     Raises:
         WrongUseError: the text is shorter than one window, or the tokenizer cannot be read.
     """

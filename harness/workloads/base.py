@@ -1,4 +1,4 @@
-"""The `Workload` protocol, and the common parts of its variants."""
+"""`Workload`, the base of all kinds of work on a device, and what records their runs."""
 
 import json
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Annotated, ClassVar, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -140,12 +140,7 @@ def _keep_records(
     error: HarnessError | None = None,
     seconds: float = 0.0,
 ) -> None:
-    """Keep the runtime's records of a run: profiles, traces and its log.
-
-    Args:
-        error: of a run that failed; the log of its device is kept, too.
-        seconds: that it took to fail.
-    """
+    """Keep the runtime's records of a run: profiles, traces and its log."""
     profiles = [
         json.dumps(json.loads(profile), separators=(",", ":")) + "\n"
         for profile in recorder.profiles
@@ -171,11 +166,14 @@ def _keep_records(
 UNRECORDED = Recording()
 
 
-class Workload(Protocol[Output]):
-    """One thing to do on a leased device. Values of it pickle and go to JSON (`registry`).
+class Workload(BaseModel):
+    """One thing to do on a leased device: frozen, checked when made, and kept as JSON (`registry`).
+
+    Each kind has a method `run(session, recording)`, which gives a `WorkloadResult`. It raises
+    `OutputCheckError` for a wrong output, and other `HarnessError`s; the run is stored as failed.
 
     Attributes:
-        kind: its type tag in plans, journals and JSON.
+        kind: its type tag in plans, journals and JSON; each kind declares it.
         needs_container: False for a plain command.
         length_key: field that sets how much context is needed; empty if none does.
         input_keys: fields that name files on this host.
@@ -183,45 +181,6 @@ class Workload(Protocol[Output]):
         later_keys: fields that older journals of plans do not know; None means nothing there.
         under_conditions: whether its values depend on the conditions that it begins under.
     """
-
-    needs_container: ClassVar[bool]
-    length_key: ClassVar[str]
-    input_keys: ClassVar[tuple[str, ...]]
-    binary_keys: ClassVar[frozenset[str]]
-    later_keys: ClassVar[frozenset[str]]
-    under_conditions: ClassVar[bool]
-
-    @property
-    def kind(self) -> str:
-        """See the class."""
-        ...
-
-    @property
-    def needs(self) -> Sequence[Need]:
-        """Capabilities that the runtime must have."""
-        ...
-
-    def check(self, model: Model) -> None:
-        """Refuse a model that cannot run it, before any device is involved.
-
-        Raises:
-            WrongUseError: its runtime cannot do what the workload needs.
-            PromptTooLongError: it needs more context than the model has.
-        """
-        ...
-
-    def run(self, session: Session, recording: Recording = UNRECORDED) -> WorkloadResult[Output]:
-        """Run it on the session's device.
-
-        Raises:
-            OutputCheckError: the output is wrong; the run is stored as failed.
-            HarnessError: any other failure; the run is stored as failed, with that error.
-        """
-        ...
-
-
-class WorkloadModel(BaseModel):
-    """Base of the workloads: frozen, and checked when made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, regex_engine="python-re")
 
@@ -249,15 +208,20 @@ class WorkloadModel(BaseModel):
 
     @property
     def needs(self) -> Sequence[Need]:
-        """See `Workload.needs`."""
+        """Capabilities that the runtime must have."""
         return ()
 
     def check(self, model: Model) -> None:
-        """See `Workload.check`."""
+        """Refuse a model that cannot run it, before any device is involved.
+
+        Raises:
+            WrongUseError: its runtime cannot do what the workload needs.
+            PromptTooLongError: it needs more context than the model has.
+        """
         require(model.runtime, self.needs)
 
 
-class DialogWorkload(DialogSettings, WorkloadModel):
+class DialogWorkload(DialogSettings, Workload):
     """Base of workloads that hold a dialog with settings of their own."""
 
     def check_dialog(

@@ -369,11 +369,7 @@ def _check_output(
     *,
     repeats: bool,
 ) -> None:
-    """Fail the run on a wrong output before its speed is stored.
-
-    Args:
-        repeats: whether each repetition gives the same text.
-    """
+    """Fail the run on a wrong output before its speed is stored."""
     text, check = result.text, check_length(result)
     if check.outcome == "failed":
         recorder.generated_text = text

@@ -78,9 +78,6 @@ class BenchSeries:
 
         The terms are stored before anything runs, and the verdict after it, so that all that read
         the store tell the same.
-
-        Args:
-            metrics, threshold: see `compare_runs`.
         """
         _require_one(sessions)
         group_id = new_run_id()

@@ -5,14 +5,14 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from harness.errors import one_line
-from harness.workloads.base import UNRECORDED, NonEmpty, Recording, WorkloadModel, WorkloadResult
+from harness.workloads.base import UNRECORDED, NonEmpty, Recording, Workload, WorkloadResult
 from harness.workloads.session import Session
 
 _MAX_OUTPUT = 64 << 10
 _SUMMARY_LENGTH = 60
 
 
-class Command(WorkloadModel):
+class Command(Workload):
     """A plain command on the device; its exit status decides.
 
     Attributes:

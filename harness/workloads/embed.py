@@ -17,7 +17,7 @@ from harness.workloads.base import (
     UNRECORDED,
     NonEmpty,
     Recording,
-    WorkloadModel,
+    Workload,
     WorkloadResult,
     require_passed,
     summarize,
@@ -53,7 +53,7 @@ class Embeddings:
         return [vectors.array() for vectors in self.result.vectors]
 
 
-class Embed(WorkloadModel):
+class Embed(Workload):
     """Texts through a text encoder.
 
     Attributes:

@@ -32,7 +32,7 @@ from harness.workloads.base import (
     UNRECORDED,
     NonEmpty,
     Recording,
-    WorkloadModel,
+    Workload,
     WorkloadResult,
     require_passed,
     summarize,
@@ -69,7 +69,7 @@ class Evaluation:
     items: "tuple[Mapping[str, object], ...]"
 
 
-class Evaluate(WorkloadModel, ChatFields):
+class Evaluate(Workload, ChatFields):
     """A task file: questions with choices, or prompts with instructions that can be checked.
 
     Attributes:

@@ -36,7 +36,7 @@ from harness.workloads.base import (
     UNRECORDED,
     NonEmpty,
     Recording,
-    WorkloadModel,
+    Workload,
     WorkloadResult,
     require_passed,
     summarize,
@@ -68,7 +68,7 @@ MaxPerplexity = Annotated[float | str, AfterValidator(_readable_bound)]
 """A bound of a workload: 20, or `5%` of the model in float."""
 
 
-class Perplexity(WorkloadModel):
+class Perplexity(Workload):
     """The perplexity of a text file, by Genie's accuracy API.
 
     Attributes:

@@ -15,7 +15,7 @@ from harness.workloads.perplexity import Perplexity
 AnyWorkload = Annotated[
     Bench | Perplexity | Generate | Dialog | Embed | Evaluate | Command, Field(discriminator="kind")
 ]
-"""Each type of workload. Implement `Workload` and add the type here to have another one."""
+"""Each kind of workload. Derive another from `Workload`, and add it here."""
 _ADAPTER: TypeAdapter[AnyWorkload] = TypeAdapter(AnyWorkload)
 
 

@@ -66,14 +66,7 @@ def compare_steps(
     max_kl: float | None = None,
     reference_with: "ReferenceEngine" = "onnx",
 ) -> WorkloadResult[StepResult]:
-    """Compare the decode steps of the session's device with those of the model in float.
-
-    Args:
-        text: that the steps were cut from.
-        expected: of `float_steps`, on the same steps.
-        max_kl: divergence above which the container counts as broken.
-        reference_with: the engine of `expected`; the versions of transformers are stored.
-    """
+    """Compare the decode steps of the session's device with those of the model in float."""
     runtime = session.require(DecodesSteps)
     definition = PerplexityDefinition(
         positions="decode_steps",

@@ -24,12 +24,7 @@ _NOON = timedelta(hours=12)
 
 
 class Archive:
-    """The nights of one plan in a folder, which one process at a time works on.
-
-    Args:
-        folder: made if it does not exist.
-        plan: the plan's name.
-    """
+    """The nights of one plan in a folder, which one process at a time works on."""
 
     def __init__(self, folder: Path, plan: str) -> None:
         self.folder = folder

@@ -41,9 +41,6 @@ def fetch_wheel(
 ) -> bool:
     """Download the wheel, and keep its libraries and licenses; False: they were there already.
 
-    Args:
-        pip: the command that downloads.
-
     Raises:
         LibrariesFetchError: pip is not there, or cannot get it; or it holds something else.
     """

@@ -238,11 +238,7 @@ class _Result(BaseModel):
 def parse_perplexity(
     text: str, windows: Sequence[Window], device: str, positions: Positions = "first_cl_minus_ar"
 ) -> PerplexityResult:
-    """Return the result as numbers.
-
-    Args:
-        positions: that the windows were cut for.
-    """
+    """Return the result as numbers."""
     try:
         result = _Result.model_validate_json(text)
     except ValidationError as error:

@@ -272,7 +272,6 @@ class GenieRuntime(ContainerRuntime):
     """A container on a device, run by Genie; `Runtime` of all capabilities but `MeasuresSpeed`.
 
     Args:
-        properties: of the device.
         options: with a trace only where the device has Python.
     """
 

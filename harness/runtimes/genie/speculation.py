@@ -41,12 +41,6 @@ def compare_dialog(
 
     The container's manifest knows it for the Genie that built it, the cache for those that ran it;
     another Genie is asked on its device.
-
-    Args:
-        config: of the dialog.
-        container: that holds its files.
-        genie: its name, and the SHA-256 of its library.
-        ask: asks a dialog on the device.
     """
     kind = config.dialog.type
     if kind not in SPECULATIVE:

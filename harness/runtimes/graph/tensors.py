@@ -136,11 +136,7 @@ class Deviation:
 
 
 class FloatReference:
-    """A checkpoint in float on this host, with access to each of its values.
-
-    Args:
-        shape: AR and CL to run it at.
-    """
+    """A checkpoint in float on this host, with access to each of its values."""
 
     def __init__(self, checkpoint: Path, shape: GraphShape) -> None:
         self._folder = checkpoint
