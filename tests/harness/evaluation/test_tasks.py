@@ -40,6 +40,7 @@ def test_a_context_is_followed_by_its_choices(tmp_path: Path) -> None:
     (row,) = read_task(write(tmp_path, CLOZE)).rows
     assert isinstance(row, Choices)
     assert (row.after([row]), row.answers) == ("One and two\n\nOne and", ("two", "three"))
+    assert len(read_task(write(tmp_path, CLOZE, CLOZE, "no row"), 2).rows) == 2
 
 
 def test_prompts_whose_language_would_have_to_be_known_are_left_out(tmp_path: Path) -> None:
@@ -50,12 +51,10 @@ def test_prompts_whose_language_would_have_to_be_known_are_left_out(tmp_path: Pa
     }
     task = read_task(write(tmp_path, PROMPT, language))
     assert (len(task.rows), task.left_out, task.kind) == (1, 1, "prompt")
+    assert isinstance(task.rows[0], Instructed)
+    assert [each.name for each in task.rows[0].instructions] == ["punctuation:no_comma"]
     with pytest.raises(HostFileError, match="no row can be checked"):
         read_task(write(tmp_path, language))
-
-
-def test_a_limit_counts_rows(tmp_path: Path) -> None:
-    assert len(read_task(write(tmp_path, CLOZE, CLOZE, "no row"), 2).rows) == 2
 
 
 @pytest.mark.parametrize(
@@ -118,9 +117,3 @@ def test_folders_are_their_jsonl_files(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(HostFileError, match="it holds no"):
         task_files([tmp_path / "empty"])
-
-
-def test_instructions_come_with_their_arguments(tmp_path: Path) -> None:
-    (row,) = read_task(write(tmp_path, PROMPT)).rows
-    assert isinstance(row, Instructed)
-    assert [each.name for each in row.instructions] == ["punctuation:no_comma"]

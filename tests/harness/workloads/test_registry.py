@@ -20,6 +20,7 @@ TEXTS = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30
 )
 COUNTS = st.integers(1, 10_000)
+STEPS = {"per_step": True, "reference": "b"}
 BOUNDS = st.none() | st.floats(1, 1e300) | st.sampled_from(["5%", "20"])
 DIALOGS = st.lists(st.lists(TEXTS, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3)
 WORKLOADS: st.SearchStrategy[AnyWorkload] = st.one_of(
@@ -86,45 +87,27 @@ def test_invalid_workloads_are_refused(text: str) -> None:
         from_json(text)
 
 
-def test_a_wrong_value_of_a_user_is_one_line_with_its_name() -> None:
-    with pytest.raises(WrongUseError, match=r"^dialogs") as caught:
-        Dialog.of(dialogs=(("a turn", ""),))
+@pytest.mark.parametrize(
+    ("kind", "fields", "reason"),
+    [
+        (Dialog, {"dialogs": (("a turn", ""),)}, "^dialogs"),
+        (Embed, {}, "give either `texts` or a `file`"),
+        (Embed, {"texts": ("a",), "file": "b"}, "give either `texts` or a `file`"),
+        (Embed, {"texts": ("a",), "min_cosine": 0.9}, "give its `reference`"),
+        (Embed, {"texts": ("a",), "per_token": True, "reference": "b"}, "one vector for a text"),
+        (Perplexity, {"per_step": True}, "give its `reference`"),
+        (Perplexity, {**STEPS, "max": 9.0}, "not with `max`, `role` draft or"),
+        (Perplexity, {**STEPS, "role": "draft"}, "not with `max`, `role` draft or"),
+        (Perplexity, {**STEPS, "lora": {"red": 1.0}}, "draft or `lora`"),
+        (Perplexity, {"max_kl": 0.1}, "goes with `per_step`"),
+        (Perplexity, {"reference_with": "transformers"}, "computes the reference"),
+    ],
+)
+def test_wrong_values_of_a_user_are_one_line(
+    kind: type[Dialog | Embed | Perplexity], fields: dict[str, object], reason: str
+) -> None:
+    more = {"text": "a"} if kind is Perplexity else {}
+    with pytest.raises(WrongUseError, match=reason) as caught:
+        kind.of(**more, **fields)
     assert "\n" not in str(caught.value)
-
-
-def test_texts_of_a_plan_are_a_list() -> None:
-    assert Embed.of(texts=["a", "b"]).texts == ("a", "b")
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({}, "give either `texts` or a `file`"),
-        ({"texts": ("a",), "file": "b"}, "give either `texts` or a `file`"),
-        ({"texts": ("a",), "min_cosine": 0.9}, "give its `reference`"),
-        ({"texts": ("a",), "per_token": True, "reference": "b"}, "one vector for a text"),
-    ],
-)
-def test_an_embedding_needs_texts_and_what_it_is_held_against(
-    fields: dict[str, object], reason: str
-) -> None:
-    with pytest.raises(WrongUseError, match=reason):
-        Embed.of(**fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"per_step": True}, "give its `reference`"),
-        ({"per_step": True, "reference": "b", "max": 9.0}, "not with `max`, `role` draft or"),
-        ({"per_step": True, "reference": "b", "role": "draft"}, "not with `max`, `role` draft or"),
-        ({"per_step": True, "reference": "b", "lora": {"red": 1.0}}, "draft or `lora`"),
-        ({"max_kl": 0.1}, "goes with `per_step`"),
-        ({"reference_with": "transformers"}, "computes the reference"),
-    ],
-)
-def test_what_belongs_to_a_reference_needs_one_and_has_a_bound_of_its_own(
-    fields: dict[str, object], reason: str
-) -> None:
-    with pytest.raises(WrongUseError, match=reason):
-        Perplexity.of(text="a", **fields)
+    assert Embed.of(texts=["a", "b"]).texts == ("a", "b")  # texts of a plan are a list

@@ -114,18 +114,8 @@ def test_a_night_lasts_from_noon_to_noon(moment: str, name: str) -> None:
     assert night_name(datetime.fromisoformat(moment)) == name
 
 
-def test_a_history_that_ends_is_told_once(lab: Lab) -> None:
+def test_a_night_that_is_well_leaves_a_report_and_tells_ended_histories_alone(lab: Lab) -> None:
     lab.turnover = ("old: first results on 2026-11-20",)
-    lab.run()
-    assert lab.sent == []
-    lab.turnover = ("head on SM8750: no results since 2026-11-20", *lab.turnover)
-    for _ in range(2):
-        lab.next_day()
-        assert lab.run().verdict == "good"
-    assert lab.texts == ["lab 2026-11-23: head on SM8750: no results since 2026-11-20"]
-
-
-def test_a_night_that_is_well_leaves_a_report_and_says_nothing(lab: Lab) -> None:
     night = lab.run()
     assert (night.verdict, night.exit_code, night.text) == ("good", 0, "all is well, 3 cells done")
     assert (lab.folder / "2026-11-22" / "report.html").read_text() == "report"
@@ -133,6 +123,11 @@ def test_a_night_that_is_well_leaves_a_report_and_says_nothing(lab: Lab) -> None
     assert '<a href="2026-11-22/report.html">' in page
     assert "dddddddddd" in page
     assert lab.sent == []
+    lab.turnover = ("head on SM8750: no results since 2026-11-20", *lab.turnover)
+    for _ in range(2):
+        lab.next_day()
+        assert lab.run().verdict == "good"
+    assert lab.texts == ["lab 2026-11-23: head on SM8750: no results since 2026-11-20"]
 
 
 def test_a_night_that_is_over_is_not_repeated_unless_asked_for(lab: Lab) -> None:
@@ -148,20 +143,15 @@ def test_a_night_that_is_over_is_not_repeated_unless_asked_for(lab: Lab) -> None
     assert lab.done == ["fresh"] * 4
 
 
-def test_a_night_that_was_cut_off_goes_on(lab: Lab) -> None:
+def test_a_night_that_was_cut_off_goes_on_in_one_process_at_a_time(lab: Lab) -> None:
     lab.measured = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
+        lab.run()
+    with FileLock(lab.folder / ".lock"), pytest.raises(NightlyBusyError, match="wait for it"):
         lab.run()
     lab.measured = WELL
     assert lab.run(again=True).name == "2026-11-22", "it is not over, so there is none to repeat"
     assert lab.done == ["fresh", "resumed"]
-
-
-def test_one_process_at_a_time_works_on_a_night(lab: Lab) -> None:
-    lab.run()
-    with FileLock(lab.folder / ".lock"), pytest.raises(NightlyBusyError, match="wait for it"):
-        lab.run()
-    assert lab.run().verdict == "good"
 
 
 def test_a_regression_is_told_once_while_it_lasts(lab: Lab) -> None:
@@ -213,15 +203,6 @@ def test_a_night_without_an_answer_is_told_and_tried_again(lab: Lab) -> None:
     assert len(lab.sent) == 2, "the regression was told the night before the last"
 
 
-def test_nothing_is_said_twice(lab: Lab) -> None:
-    lab.measured = Measured(Cells(failed=1), (LOST,), "no device measured anything")
-    night = lab.run()
-    assert night.summary == "no answer: no device measured anything; 1 not measured"
-    (sent,) = lab.sent
-    assert str(sent.body).count("no answer") == 1
-    assert str(sent.body).count(LOST.reason) == 1
-
-
 def test_a_container_that_cannot_be_built_is_reported_and_skipped(lab: Lab) -> None:
     lab.builds = [
         ContainerBuild("base", "c" * 64, built=True),
@@ -234,11 +215,18 @@ def test_a_container_that_cannot_be_built_is_reported_and_skipped(lab: Lab) -> N
     assert [container.label for container in night.containers] == ["base"]
 
 
-def test_a_bug_is_told_before_it_shows(lab: Lab) -> None:
+def test_no_answer_is_said_once_and_a_bug_is_told_before_it_shows(lab: Lab) -> None:
+    lab.measured = Measured(Cells(failed=1), (LOST,), "no device measured anything")
+    night = lab.run()
+    assert night.summary == "no answer: no device measured anything; 1 not measured"
+    (sent,) = lab.sent
+    assert str(sent.body).count("no answer") == 1
+    assert str(sent.body).count(LOST.reason) == 1
     lab.measured = ZeroDivisionError("by us")
+    lab.next_day()
     with pytest.raises(ZeroDivisionError):
         lab.run()
-    assert lab.texts == ["lab 2026-11-22: no answer: ZeroDivisionError: by us"]
+    assert lab.texts[1:] == ["lab 2026-11-23: no answer: ZeroDivisionError: by us"]
 
 
 def test_a_receiver_that_was_down_is_told_later(
@@ -311,15 +299,7 @@ def test_the_newest_nights_stay_and_so_does_what_others_put_there(tmp_path: Path
     assert kept == ["2026-01-01", "2026-11-23", "2026-11-25", "2026-11-26", "notes"]
 
 
-def test_the_nights_of_another_plan_are_not_touched(lab: Lab) -> None:
-    lab.run()
-    record = lab.folder / "2026-11-22" / RECORD
-    record.write_text(record.read_text().replace('"lab"', '"other"'))
-    with pytest.raises(HostFileError, match="nights of the plan other: give each plan its"):
-        lab.run()
-
-
-def test_a_damaged_record_is_left_out_and_a_newer_one_refused(
+def test_records_that_are_damaged_newer_or_of_another_plan(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lab.run()
@@ -329,9 +309,13 @@ def test_a_damaged_record_is_left_out_and_a_newer_one_refused(
     lab.next_day()
     assert lab.run().verdict == "good"
     assert "is no record of a night" in capsys.readouterr().err
-    record.write_text(text.replace('"format": 1', '"format": 2'))
-    with pytest.raises(HostFileError, match="a newer qnnfarm wrote it"):
-        lab.run()
+    for old, new, told in (
+        ('"format": 1', '"format": 2', "a newer qnnfarm wrote it"),
+        ('"lab"', '"other"', "nights of the plan other: give each plan its"),
+    ):
+        record.write_text(text.replace(old, new))
+        with pytest.raises(HostFileError, match=told):
+            lab.run()
 
 
 def test_the_page_shows_hostile_text_as_text(lab: Lab) -> None:

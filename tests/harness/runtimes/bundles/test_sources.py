@@ -148,18 +148,13 @@ def test_boards_take_the_wheel_of_the_compilers_version_before_the_sdk(
 def test_every_soc_is_looked_for_by_its_own_architecture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QNN_SDK_ROOT", str(make_sdk(tmp_path / "sdk", catalog())))
+    """Readers of profiles come along where the SDK has them."""
+    root = make_sdk(tmp_path / "sdk", catalog())
+    monkeypatch.setenv("QNN_SDK_ROOT", str(root))
     for soc in catalog():
         skel = f"libQnnHtpV{soc.dsp_arch[1:]}Skel.so"
         found = find_genie("arm64-v8a", soc).files[skel].path
         assert found.parent.parent.name == f"hexagon-{soc.dsp_arch}"
-
-
-def test_readers_of_profiles_come_along_where_the_sdk_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = make_sdk(tmp_path / "sdk", (PHONE,))
-    monkeypatch.setenv("QNN_SDK_ROOT", str(root))
     readers = {"libQnnHtpProfilingReader.so", "libQnnHtpV79CalculatorStub.so"}
     assert not readers & set(find_genie("arm64-v8a", PHONE).files)
     for name in readers:
@@ -224,6 +219,7 @@ def test_libraries_and_licenses_are_kept_under_their_plain_names(
         ("exit 0", "pip says nothing"),
         ("echo junk >$dest/a.whl", "not a zip file"),
         ("cp INDEX/*.whl $dest", "holds no libGenie.so"),
+        ("", "No such file"),
     ],
 )
 def test_a_fetch_that_fails_leaves_nothing(
@@ -231,11 +227,7 @@ def test_a_fetch_that_fails_leaves_nothing(
 ) -> None:
     make_wheel(tmp_path / "index", "onnxruntime_qnn/LICENSE")
     pip = fake_pip(tmp_path, code.replace("INDEX", str(tmp_path / "index")))
+    pip = pip if code else (str(tmp_path / "no-pip"),)
     with pytest.raises(LibrariesFetchError, match=says):
         fetch_wheel("1.0", wheel, pip=pip)
     assert not wheel.exists()
-
-
-def test_without_pip(tmp_path: Path, wheel: Path) -> None:
-    with pytest.raises(LibrariesFetchError, match="No such file"):
-        fetch_wheel("1.0", wheel, pip=(str(tmp_path / "pip"),))

@@ -25,21 +25,20 @@ llama_perf_context_print:       total time =    9454.92 ms /   486 tokens
 """
 
 
-def test_timings_of_an_answer() -> None:
-    metrics = parse_timings(TIMINGS)
+@pytest.mark.parametrize(
+    ("log", "tokens", "prefill", "decode", "ttft_s"),
+    [(TIMINGS, (7, 24), 68.10, 1672.7, 0.10279), (OLDER, (11, 476), 136.21, 51.57, 0.08076)],
+)
+def test_timings_of_an_answer(
+    log: str, tokens: tuple[int, int], prefill: float, decode: float, ttft_s: float
+) -> None:
+    """The older ones are of the README of its backend for Snapdragon."""
+    metrics = parse_timings(log)
     assert metrics is not None
-    assert (metrics["prompt_tokens"], metrics["generated_tokens"]) == (7, 24)
-    assert metrics["prefill_tokens_per_s"] == pytest.approx(68.10, abs=0.01)
-    assert metrics["decode_tokens_per_s"] == pytest.approx(1672.7, abs=0.1)
-    assert metrics["ttft_s"] == pytest.approx(0.10279)
-
-
-def test_timings_of_older_versions() -> None:
-    """From the README of its backend for Snapdragon."""
-    metrics = parse_timings(OLDER)
-    assert metrics is not None
-    assert metrics["prefill_tokens_per_s"] == pytest.approx(136.21, abs=0.01)
-    assert metrics["decode_tokens_per_s"] == pytest.approx(51.57, abs=0.01)
+    assert (metrics["prompt_tokens"], metrics["generated_tokens"]) == tokens
+    assert metrics["prefill_tokens_per_s"] == pytest.approx(prefill, abs=0.01)
+    assert metrics["decode_tokens_per_s"] == pytest.approx(decode, abs=0.1)
+    assert metrics["ttft_s"] == pytest.approx(ttft_s)
 
 
 @pytest.mark.parametrize("lines", range(4))
