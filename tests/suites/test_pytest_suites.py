@@ -66,31 +66,17 @@ def test_other_configurations_pass_with_six_graphs(
 @pytest.fixture
 def in_process(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
     """A run that needs no process of its own, as it ends before a device is asked for."""
-    imported = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # our packages, in this process
-    options = [
-        "-p",
-        "harness.pytest_plugin",
-        "-p",
-        "no:xdist",
-        "-W",
-        "error",
-        *imported,
-        "--pyargs",
-    ]
-    return partial(pytester.runpytest_inprocess, *options)
+    options = ["-p", "harness.pytest_plugin", "-p", "no:xdist", "-W", "error"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # our packages, in this process
+    return partial(pytester.runpytest_inprocess, *options, "--pyargs")
 
 
-def test_a_suite_without_a_container_says_what_to_give(
+def test_a_suite_without_a_container_or_with_an_unknown_parameter(
     in_process: Callable[..., pytest.RunResult],
 ) -> None:
     done = in_process("suites", "-rs")
     done.assert_outcomes(skipped=34)
     done.stdout.fnmatch_lines(["*no container: give one with --container DIR*"])
-
-
-def test_an_unknown_parameter_is_refused_before_anything_runs(
-    in_process: Callable[..., pytest.RunResult],
-) -> None:
     done = in_process("suites", "--suite-param", "soaks=1")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [text for text in done.outlines + done.errlines if "soaks" in text]
@@ -120,17 +106,6 @@ def test_lengths_are_those_of_the_target(
 
 
 @pytest.mark.parametrize(
-    ("texts", "expected"),
-    [
-        ({"pp": "16,512"}, SuiteParameters(pp=(16, 512))),
-        ({"soak_s": "2.5", "warmup": "0"}, SuiteParameters(soak_s=2.5, warmup=0)),
-    ],
-)
-def test_parameters_are_read(texts: dict[str, str], expected: SuiteParameters) -> None:
-    assert SuiteParameters.read(texts) == expected
-
-
-@pytest.mark.parametrize(
     "texts",
     [{"pp": "0"}, {"pp": "a"}, {"pp": ""}, {"tg": "1,,2"}, {"soak_s": "nan"}, {"soak_s": "-1"},
      {"warmup": "½"}, {"repetitions": "0"}, {"turns": "1"}, {"checkpoint": "/nowhere"}],
@@ -140,7 +115,10 @@ def test_values_that_make_no_sense_are_refused(texts: dict[str, str]) -> None:
         SuiteParameters.read(texts)
 
 
-def test_lengths_are_those_that_fit() -> None:
+def test_parameters_are_read_and_lengths_those_that_fit() -> None:
+    assert SuiteParameters.read({"pp": "16,512"}) == SuiteParameters(pp=(16, 512))
+    texts = {"soak_s": "2.5", "warmup": "0"}
+    assert SuiteParameters.read(texts) == SuiteParameters(soak_s=2.5, warmup=0)
     assert choose_lengths(None, HARDWARE_LENGTHS.pp, 1000) == (128, 512)
     assert choose_lengths(None, HARDWARE_LENGTHS.pp, 100) == (64,)
     assert choose_lengths((7,), HARDWARE_LENGTHS.pp, 3) == (7,)

@@ -30,21 +30,11 @@ def tokenizer() -> Tokenizer:
     return tokens.load_tokenizer(tiny_llama.folder())
 
 
-@pytest.fixture(scope="module")
-def config() -> dict[str, object]:
-    text = (tiny_llama.folder() / "config.json").read_text(encoding="utf-8")
-    loaded: dict[str, object] = json.loads(text)
-    return loaded
-
-
-def test_config_is_a_llama_of_hugging_face(config: dict[str, object]) -> None:
+def test_it_is_a_small_llama_of_hugging_face(architecture: Architecture) -> None:
+    config = json.loads((tiny_llama.folder() / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert (config["model_type"], config["hidden_act"]) == ("llama", "silu")
-    assert config["tie_word_embeddings"] is True
-    assert config["torch_dtype"] == "float16"
-
-
-def test_sizes(architecture: Architecture) -> None:
+    assert (config["tie_word_embeddings"], config["torch_dtype"]) == (True, "float16")
     assert 1_000_000 <= architecture.parameter_count() <= 2_000_000
     assert architecture.vocab_size >= 1200
     assert architecture.num_attention_heads % architecture.num_key_value_heads == 0
@@ -56,11 +46,8 @@ def test_sizes(architecture: Architecture) -> None:
 
 def test_no_size_can_be_mistaken_for_a_length(architecture: Architecture) -> None:
     # Genie tells AR and context length by the shapes of the tensors
-    lengths = {
-        *AR_LENGTHS,
-        *CONTEXTS,
-        *(cl - ar for cl in CONTEXTS for ar in AR_LENGTHS if cl > ar),
-    }
+    pasts = {cl - ar for cl in CONTEXTS for ar in AR_LENGTHS if cl > ar}
+    lengths = {*AR_LENGTHS, *CONTEXTS, *pasts}
     sizes = {
         architecture.hidden_size,
         architecture.intermediate_size,
@@ -82,28 +69,22 @@ def test_tensors_are_those_of_the_config(architecture: Architecture) -> None:
 
 
 def test_begin_and_end_are_real_tokens(architecture: Architecture, tokenizer: Tokenizer) -> None:
-    settings = json.loads(
-        (tiny_llama.folder() / "tokenizer_config.json").read_text(encoding="utf-8")
+    settings, generation = (
+        json.loads((tiny_llama.folder() / f"{name}_config.json").read_text(encoding="utf-8"))
+        for name in ("tokenizer", "generation")
     )
     assert tokenizer.get_vocab_size() == architecture.vocab_size
-    assert tokenizer.token_to_id(settings["bos_token"]) == architecture.bos_token_id
-    assert tokenizer.token_to_id(settings["eos_token"]) == architecture.eos_token_id
-    generation = json.loads(
-        (tiny_llama.folder() / "generation_config.json").read_text(encoding="utf-8")
-    )
-    assert generation["bos_token_id"] == architecture.bos_token_id
-    assert generation["eos_token_id"] == architecture.eos_token_id
+    for name in ("bos_token", "eos_token"):
+        token = getattr(architecture, f"{name}_id")
+        assert tokenizer.token_to_id(settings[name]) == generation[f"{name}_id"] == token
+    assert tokenizer.encode("").ids == []  # encoding adds nothing
+    assert tokenizer.decode(tokenizer.encode(" In the beginning\n").ids) == " In the beginning\n"
 
 
 @given(st.text())
 def test_any_text_survives_the_tokenizer(text: str) -> None:
     tokenizer = tokens.load_tokenizer(tiny_llama.folder())
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
-
-
-def test_encoding_adds_nothing(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode("").ids == []
-    assert tokenizer.decode(tokenizer.encode(" In the beginning\n").ids) == " In the beginning\n"
 
 
 def test_it_has_learned() -> None:

@@ -18,8 +18,7 @@ from tools.tiny_llama.architecture import Architecture  # noqa: E402
 from tools.tiny_llama.train import Progress  # noqa: E402
 
 
-def test_torch_and_numpy_agree() -> None:
-    architecture = Architecture.load(tiny_llama.folder())
+def test_torch_and_numpy_agree(architecture: Architecture) -> None:
     weights = numpy_model.load_weights(tiny_llama.folder())
     ids = np.arange(2, 200, dtype=np.int64)
     parameters = {name: torch.from_numpy(array) for name, array in weights.items()}
@@ -27,13 +26,19 @@ def test_torch_and_numpy_agree() -> None:
     np.testing.assert_allclose(found, numpy_model.logits(architecture, weights, ids), atol=2e-3)
 
 
-def test_same_seed_gives_same_weights(tmp_path: Path) -> None:
-    architecture = Architecture.load(tiny_llama.folder())
-    recipe = train.Recipe(steps=3, warmup_steps=1, batch_tokens=64, lengths=(32,))
-    ids = torch.arange(2, 1000)
+RECIPE = train.Recipe(steps=3, warmup_steps=1, batch_tokens=64, lengths=(32,))
+
+
+@pytest.fixture(scope="module")
+def architecture() -> Architecture:
+    return Architecture.load(tiny_llama.folder())
+
+
+def test_same_seed_gives_same_weights(architecture: Architecture, tmp_path: Path) -> None:
     files = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        parameters = train.train(dataclasses.replace(recipe, seed=seed), architecture, ids)
+        recipe = dataclasses.replace(RECIPE, seed=seed)
+        parameters = train.train(recipe, architecture, torch.arange(2, 1000))
         train.save_checkpoint(parameters, tmp_path / name)
         files.append((tmp_path / name / "model.safetensors").read_bytes())
     assert files[0] == files[1]
@@ -52,15 +57,15 @@ class CutOff(Progress):
         raise CutOffError
 
 
-def test_cut_off_training_ends_at_the_same_weights(tmp_path: Path) -> None:
-    architecture = Architecture.load(tiny_llama.folder())
-    recipe = train.Recipe(steps=3, warmup_steps=1, batch_tokens=64, lengths=(32,))
+def test_cut_off_training_ends_at_the_same_weights(
+    architecture: Architecture, tmp_path: Path
+) -> None:
     ids = torch.arange(2, 1000)
-    whole = train.train(recipe, architecture, ids)
-    place, settings = tmp_path / "out" / "training.pt", dataclasses.asdict(recipe)
+    whole = train.train(RECIPE, architecture, ids)
+    place, settings = tmp_path / "out" / "training.pt", dataclasses.asdict(RECIPE)
     with pytest.raises(CutOffError):
-        train.train(recipe, architecture, ids, progress=CutOff(place, settings, every=2))
-    resumed = train.train(recipe, architecture, ids, progress=Progress(place, settings))
+        train.train(RECIPE, architecture, ids, progress=CutOff(place, settings, every=2))
+    resumed = train.train(RECIPE, architecture, ids, progress=Progress(place, settings))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
@@ -77,16 +82,14 @@ def test_progress_of_another_training_or_damaged_is_refused(tmp_path: Path) -> N
         Progress(place, {"seed": 1}).restore({"weight": weight}, optimizer)
 
 
-def test_loss_falls(capsys: pytest.CaptureFixture[str]) -> None:
-    architecture = Architecture.load(tiny_llama.folder())
+def test_loss_falls(architecture: Architecture, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = train.Recipe(steps=8, warmup_steps=1, batch_tokens=256, lengths=(64,))
     train.train(recipe, architecture, torch.arange(2, 400).repeat(3), log_every=1)
     losses = [float(line.split()[3]) for line in capsys.readouterr().out.splitlines()]
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_some_windows_begin_a_text() -> None:
-    architecture = Architecture.load(tiny_llama.folder())
+def test_some_windows_begin_a_text(architecture: Architecture) -> None:
     firsts = []
     for step in range(60):
         windows = train.batch(train.Recipe(), architecture, torch.arange(2, 5000), step)
