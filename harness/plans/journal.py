@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -54,19 +54,13 @@ class JournalEntry:
     duration_s: float
 
 
-@dataclass(slots=True)
-class _Content:
-    plan_run_id: str = ""
-    cells: dict[str, JournalEntry] = field(default_factory=dict)
-    durations: dict[str, float] = field(default_factory=dict)
-    done: dict[str, bytes] = field(default_factory=dict)
-    """The newest line of each cell, and of each group, with its duration."""
-
-
 class Journal(Closeable):
     """Journal of one plan, held by one process at a time; a context manager.
 
     Thread-safe. Threads that end cells at the same time share an fsync.
+
+    Attributes:
+        plan_run_id: 32 hexadecimal digits that stay the same until a fresh start.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,12 +72,11 @@ class Journal(Closeable):
         self._synced = 0
         self._file: int | None = None
         self._broken = ""
-        self._content = _Content()
-
-    @property
-    def plan_run_id(self) -> str:
-        """32 hexadecimal digits that stay the same until a fresh start."""
-        return self._content.plan_run_id
+        self.plan_run_id = ""
+        self._cells: dict[str, JournalEntry] = {}
+        self._durations: dict[str, float] = {}
+        self._done: dict[str, bytes] = {}
+        """The newest line of each cell, and of each group, with its duration."""
 
     def __enter__(self) -> Self:
         """Lock the journal and read it; `WrongUseError` if another process holds it."""
@@ -119,27 +112,27 @@ class Journal(Closeable):
             plan_run_id: identifier of a fresh start.
         """
         beginning = {"event": "plan", "format": _FORMAT, "plan": plan, "campaign": plan_run_id}
-        if not self._content.plan_run_id:
+        if not self.plan_run_id:
             self._append(beginning)
             self._sync()
         elif fresh:
             self._replace(beginning)
         else:
             return
-        self._content.plan_run_id = plan_run_id
-        self._content.cells.clear()
+        self.plan_run_id = plan_run_id
+        self._cells.clear()
 
     def lost(self) -> set[str]:
         """Return the keys of the cells that were running when an earlier run of the plan died."""
-        return {key for key, entry in self._content.cells.items() if entry.status == "left"}
+        return {key for key, entry in self._cells.items() if entry.status == "left"}
 
     def entry(self, key: str) -> JournalEntry | None:
         """Return the state of a cell; `None` if it has not begun since the last fresh start."""
-        return self._content.cells.get(key)
+        return self._cells.get(key)
 
     def expected_s(self, key: str, group: str) -> float | None:
         """Return the duration of a cell when it was last done, in any run of the plan."""
-        return self._content.durations.get(key, self._content.durations.get(group))
+        return self._durations.get(key, self._durations.get(group))
 
     def record_start(self, key: str, device: str) -> None:
         """Record that a cell is being tried. Survives this process, not the machine."""
@@ -163,7 +156,7 @@ class Journal(Closeable):
 
     def _replace(self, beginning: Mapping[str, object]) -> None:
         """Replace the file, atomically, by one that holds only the durations so far."""
-        lines = list(dict.fromkeys(self._content.done.values()))[-_MOST_KEPT:]
+        lines = list(dict.fromkeys(self._done.values()))[-_MOST_KEPT:]
         with self._syncing, self._writing:
             old = self._usable()
             try:
@@ -222,24 +215,23 @@ class Journal(Closeable):
                 raise JournalError(str(self.path), reason) from error
 
     def _take(self, record: Mapping[str, object], line: bytes) -> None:
-        content = self._content
         match record["event"]:
             case "plan":
                 if int(str(record["format"])) > _FORMAT:
                     raise JournalError(str(self.path), "a newer qnnfarm wrote it: update qnnfarm")
-                content.plan_run_id = _plan_run_id(record["campaign"])
-                content.cells.clear()
+                self.plan_run_id = _plan_run_id(record["campaign"])
+                self._cells.clear()
             case "begun":
                 entry = JournalEntry("left", str(record["device"]), CellResult(), 0.0)
-                content.cells[str(record["cell"])] = entry
+                self._cells[str(record["cell"])] = entry
             case "ended":
                 entry = _ended(record)
-                content.cells[str(record["cell"])] = entry
+                self._cells[str(record["cell"])] = entry
                 if entry.status == "done":
                     for key in (str(record["group"]), str(record["cell"])):
-                        content.durations[key] = entry.duration_s
-                        content.done.pop(key, None)  # the newest comes last
-                        content.done[key] = line + b"\n"
+                        self._durations[key] = entry.duration_s
+                        self._done.pop(key, None)  # the newest comes last
+                        self._done[key] = line + b"\n"
             case other:
                 raise ValueError(f"unknown event {other!r:.40}")
 

@@ -11,13 +11,6 @@ from harness.plans.cells import Cell
 from harness.workloads.registry import AnyWorkload
 
 
-def classify(error: Exception, workload: AnyWorkload) -> FailureClass:
-    """Return the class of an error raised on purpose: the party at fault."""
-    if isinstance(error, DeviceCommandError) and not workload.needs_container:
-        return FailureClass.OUTPUT  # the plan's own command failed, not one that deploys, say
-    return error.failure_class if isinstance(error, HarnessError) else FailureClass.USE
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a try failed.
@@ -38,7 +31,11 @@ class Failure:
         Args:
             blame: why it counts against the cell rather than its device; empty if it does not.
         """
-        kind, reason = classify(error, workload), str(error)
+        kind, reason = FailureClass.USE, str(error)
+        if isinstance(error, DeviceCommandError) and not workload.needs_container:
+            kind = FailureClass.OUTPUT  # the plan's own command failed, not one that deploys, say
+        elif isinstance(error, HarnessError):
+            kind = error.failure_class
         if blame:
             kind = FailureClass.RUNNER if kind is FailureClass.DEVICE else kind
             reason = f"{reason}; {blame}: the cell is at fault, not the devices"

@@ -122,8 +122,11 @@ class Members:
             limit: weight of failures that brings quarantine.
         """
         rows, now = self.rows(), time.time()
+        state, reason = MemberState.ABSENT, "`qnnfarm pool probe` looks"
         return [
-            status_of(member, rows[name], limit) if name in rows else unprobed_status(member, now)
+            status_of(member, rows[name], limit)
+            if name in rows
+            else MemberStatus(name, member.spec, member.tags, state, reason, now, seen=NOT_PROBED)
             for name, member in self.by_name.items()
         ]
 
@@ -193,9 +196,3 @@ def describe_idle_recovery(name: str, row: DeviceRow) -> str:
     step = f" ({row.step} was begun)" if row.step else ""
     recover = f"`qnnfarm pool recover {shlex.quote(name)}`"
     return f"nobody works on it at the moment{step}; who next waits for it does, or {recover}"
-
-
-def unprobed_status(member: Member, now: float) -> MemberStatus:
-    """Return the status of a device that was never probed; `now` in seconds since 1970."""
-    state, reason = MemberState.ABSENT, "`qnnfarm pool probe` looks"
-    return MemberStatus(member.name, member.spec, member.tags, state, reason, now, seen=NOT_PROBED)

@@ -6,16 +6,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import DeviceLostError, JournalError, WrongUseError
 from harness.plans.cells import Cell
-from harness.plans.journal import Journal, journal_path
+from harness.plans.journal import Journal, JournalEntry, journal_path
 from harness.plans.outcome import CellOutcome, CellResult, Failure
 from tests.command_line import Started
 from tests.harness.plans.farm import cells
@@ -28,12 +30,25 @@ def outcome(cell: Cell, duration_s: float = 2.5) -> CellOutcome:
     return CellOutcome(cell, "done", device="pixel", result=result, duration_s=duration_s)
 
 
+@contextmanager
+def begun(path: Path, plan_run: str = ONE, *, fresh: bool = False) -> Iterator[Journal]:
+    with Journal(path) as journal:
+        journal.begin("plan", plan_run, fresh=fresh)
+        yield journal
+
+
+def entry(path: Path, cell: Cell) -> JournalEntry:
+    with Journal(path) as journal:
+        entry = journal.entry(cell.key)
+    assert entry is not None
+    return entry
+
+
 def write(path: Path) -> list[Cell]:
     """A journal of three cells: done, failed, and cut off."""
     done, failed, _ = todo = cells(3)
     failure = Failure.of(DeviceLostError("s", "a push", "closed"), failed.workload)
-    with Journal(path) as journal:
-        journal.begin("plan", ONE, fresh=False)
+    with begun(path) as journal:
         for cell in todo:
             journal.record_start(cell.key, "pixel")
         journal.record_ends(
@@ -44,17 +59,12 @@ def write(path: Path) -> list[Cell]:
 
 def test_a_later_run_knows_what_became_of_each_cell(tmp_path: Path) -> None:
     done, failed, lost = write(tmp_path / "j.jsonl")
-    with Journal(tmp_path / "j.jsonl") as journal:
-        journal.begin("plan", TWO, fresh=False)
+    known = entry(tmp_path / "j.jsonl", done)
+    assert (known.status, known.device) == ("done", "pixel")
+    assert known.result == outcome(done).result
+    assert entry(tmp_path / "j.jsonl", failed).status == "failed"
+    with begun(tmp_path / "j.jsonl", TWO) as journal:
         assert journal.plan_run_id == ONE
-        known = journal.entry(done.key)
-        assert known is not None
-        assert (known.status, known.device, known.result) == (
-            "done", "pixel", outcome(done).result,
-        )  # fmt: skip
-        again = journal.entry(failed.key)
-        assert again is not None
-        assert again.status == "failed"
         assert journal.lost() == {lost.key}
         assert journal.entry("0" * 64) is None
         assert journal.expected_s(done.key, done.group) == 2.5
@@ -64,8 +74,7 @@ def test_a_later_run_knows_what_became_of_each_cell(tmp_path: Path) -> None:
 
 def test_a_fresh_start_forgets_results_and_keeps_durations(tmp_path: Path) -> None:
     done, *_ = write(tmp_path / "j.jsonl")
-    with Journal(tmp_path / "j.jsonl") as journal:
-        journal.begin("plan", TWO, fresh=True)
+    with begun(tmp_path / "j.jsonl", TWO, fresh=True) as journal:
         assert journal.plan_run_id == TWO
         assert journal.entry(done.key) is None
     with Journal(tmp_path / "j.jsonl") as journal:
@@ -75,7 +84,6 @@ def test_a_fresh_start_forgets_results_and_keeps_durations(tmp_path: Path) -> No
         assert journal.expected_s(done.key, done.group) == 2.5
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_cut_anywhere_it_holds_all_lines_before(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -86,8 +94,7 @@ def test_cut_anywhere_it_holds_all_lines_before(
     cut = data.draw(st.integers(0, len(content)))
     path.write_bytes(content[:cut])
     lines = content[:cut].count(b"\n")
-    with Journal(path) as journal:
-        journal.begin("plan", TWO, fresh=False)
+    with begun(path, TWO) as journal:
         assert journal.plan_run_id == (ONE if lines else TWO)
         journal.record_start("e" * 64, "pixel")
     kept = path.read_bytes().splitlines()
@@ -167,13 +174,9 @@ def test_many_threads_share_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_text_from_outside_stays_on_its_line(tmp_path: Path) -> None:
     (cell,) = cells(1)
     hostile = replace(outcome(cell), result=CellResult(summary='a\nb","\x00\ud800'))
-    with Journal(tmp_path / "j.jsonl") as journal:
-        journal.begin("plan", ONE, fresh=False)
+    with begun(tmp_path / "j.jsonl") as journal:
         journal.record_ends([hostile])
-    with Journal(tmp_path / "j.jsonl") as journal:
-        known = journal.entry(cell.key)
-    assert known is not None
-    assert known.result == hostile.result
+    assert entry(tmp_path / "j.jsonl", cell).result == hostile.result
 
 
 def test_another_database_or_file_has_another_journal(
@@ -218,9 +221,8 @@ def test_a_line_that_the_disk_cut_off_stays_the_last(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == 2
     assert "File too large" in done.stdout
     assert not path.read_bytes().endswith(b"\n")
-    with Journal(path) as journal:
+    with begun(path, TWO) as journal:
         assert journal.lost() == {"a" * 64}
-        journal.begin("plan", TWO, fresh=False)
         assert journal.plan_run_id == ONE
 
 
@@ -250,8 +252,7 @@ def test_nothing_counts_as_kept_that_was_not_brought_to_the_disk(
         else:
             told.append("kept")
 
-    with Journal(path) as journal:
-        journal.begin("plan", ONE, fresh=False)
+    with begun(path) as journal:
         monkeypatch.setattr(os, "write", slow)
         monkeypatch.setattr(os, "fsync", counted)
         thread = threading.Thread(target=end, args=(journal,))
@@ -267,8 +268,7 @@ def test_what_the_disk_refused_once_is_not_kept_by_a_later_try(
 ) -> None:
     """The kernel tells of a failed write-back once; a second fsync says that all is well."""
     first, second = cells(2)
-    with Journal(tmp_path / "j.jsonl") as journal:
-        journal.begin("plan", ONE, fresh=False)
+    with begun(tmp_path / "j.jsonl") as journal:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", lambda _: os.close(-1))
             with pytest.raises(JournalError):
@@ -278,8 +278,7 @@ def test_what_the_disk_refused_once_is_not_kept_by_a_later_try(
 
 
 def nightly(path: Path, campaign: str, todo: list[Cell], duration_s: float) -> None:
-    with Journal(path) as journal:
-        journal.begin("plan", campaign, fresh=True)
+    with begun(path, campaign, fresh=True) as journal:
         for cell in todo:
             journal.record_start(cell.key, "pixel")
         journal.record_ends([outcome(cell, duration_s) for cell in todo])
@@ -293,21 +292,16 @@ def test_a_journal_that_is_begun_afresh_every_night_does_not_grow(tmp_path: Path
         sizes.append(path.stat().st_size)
     assert set(sizes[2:]) == {sizes[2]}
     assert [entry.name for entry in tmp_path.iterdir() if entry.suffix != ".lock"] == [path.name]
-    with Journal(path) as journal:
-        journal.begin("plan", TWO, fresh=True)
+    with begun(path, TWO, fresh=True) as journal:
         for cell in todo[:4]:
             assert journal.expected_s(cell.key, cell.group) == 111.0
         assert journal.expected_s(todo[4].key, "") == 100.0  # of the night in which it was done
         assert journal.entry(todo[0].key) is None
         journal.record_ends([outcome(todo[0], 1.0)])
-    with Journal(path) as journal:
         assert journal.plan_run_id == TWO
-        known = journal.entry(todo[0].key)
-        assert known is not None
-        assert known.duration_s == 1.0
+    assert entry(path, todo[0]).duration_s == 1.0
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.floats(0.5, 9)), max_size=12))
 def test_what_is_kept_says_the_same_of_every_cell_and_group(
     tmp_path_factory: pytest.TempPathFactory, ended: list[tuple[int, int, float]]
@@ -315,8 +309,7 @@ def test_what_is_kept_says_the_same_of_every_cell_and_group(
     """Sessions of one group end in any order, and more than once."""
     path = tmp_path_factory.mktemp("journal") / "j.jsonl"
     (cell,) = cells(1)
-    with Journal(path) as journal:
-        journal.begin("plan", ONE, fresh=False)
+    with begun(path) as journal:
         for key, group, seconds in ended:
             named = replace(cell, key=f"{key}" * 64, group=f"{group + 4}" * 64)
             journal.record_ends([outcome(named, seconds)])
@@ -328,8 +321,8 @@ def test_what_is_kept_says_the_same_of_every_cell_and_group(
 
     before = known()
     for campaign in (TWO, ONE):
-        with Journal(path) as journal:
-            journal.begin("plan", campaign, fresh=True)
+        with begun(path, campaign, fresh=True):
+            pass
         assert known() == before
 
 

@@ -14,7 +14,7 @@ from buildlib.container.manifest import GraphsRecord
 from buildlib.errors import ContainerError
 from harness.errors import ConfigFileError
 from harness.plans.cells import Cell
-from harness.plans.matrix import cell_as_mapping, expand, select
+from harness.plans.matrix import Check, cell_as_mapping, expand, select
 from harness.plans.plan_file import Plan, load_plan
 from harness.runtimes import registry
 from harness.runtimes.genie.runtime import GenieModel
@@ -32,13 +32,16 @@ COMMAND = {"kind": "command", "command": ["true"]}
 
 @pytest.fixture
 def cells_of(tmp_path: Path) -> Expand:
-    def make(sha256: str = "a" * 64, **keys: object) -> tuple[Cell, ...]:
+    def make(
+        sha256: str = "a" * 64, check: Check = lambda *_: None, **keys: object
+    ) -> tuple[Cell, ...]:
         plan = Plan.model_validate({"name": "p", "workloads": [BENCH], **keys})
         return expand(
             plan,
             tmp_path / "plan.yaml",
             identify=lambda path, _: f"{path.name}-{sha256}",
             members=lambda: members("pixel", "board") + members("old", soc="SM8650"),
+            check=check,
         )
 
     return make
@@ -194,7 +197,7 @@ def test_a_container_that_is_not_whole_is_named_by_its_key(tmp_path: Path) -> No
     ],
 )
 def test_a_workload_that_no_context_holds_is_refused(
-    tmp_path: Path, work: dict[str, Any], key: str
+    cells_of: Expand, work: dict[str, Any], key: str
 ) -> None:
     graphs = GraphsRecord(auto_regression_numbers=(1, 32), context_length=192, splits=1)
     metadata = SimpleNamespace(graphs=graphs)
@@ -206,14 +209,10 @@ def test_a_workload_that_no_context_holds_is_refused(
     model = GenieModel(cast("GenAIContainer", plain))
 
     def cells(*works: dict[str, Any]) -> tuple[Cell, ...]:
-        content = {"name": "p", "containers": [{"path": "one"}], "workloads": works}
-        return expand(
-            Plan.model_validate(content),
-            tmp_path / "plan.yaml",
-            identify=lambda *_: "a" * 64,
-            members=list,
-            check=lambda _path, _runtime, workload: workload.check(model),
-        )
+        def check(_path: Path, _runtime: str, workload: AnyWorkload) -> None:
+            workload.check(model)
+
+        return cells_of(check=check, containers=[{"path": "one"}], workloads=works)
 
     fits = {**BENCH, "prompt_tokens": 161, "new_tokens": 31}
     assert len(cells(fits, COMMAND)) == 2
@@ -275,10 +274,9 @@ def test_a_runtime_and_a_container_that_do_not_go_together_are_named(
 
 
 def test_a_workload_that_a_runtime_cannot_do_is_refused_unless_it_is_left_out(
-    tmp_path: Path, script: Path
+    cells_of: Expand, script: Path
 ) -> None:
     keys: dict[str, Any] = {
-        "name": "p",
         "containers": [{"path": "a"}, {"path": script.name}],
         "runtimes": ["genie", "stopwatch"],
         "workloads": [BENCH, {"kind": "generate", "prompt": "x"}],
@@ -288,18 +286,12 @@ def test_a_workload_that_a_runtime_cannot_do_is_refused_unless_it_is_left_out(
         if runtime != "genie":
             workload.check(registry.open_model(path, runtime))
 
-    def cells(**more: object) -> tuple[Cell, ...]:
-        plan = Plan.model_validate({**keys, **more})
-        return expand(
-            plan, tmp_path / "plan.yaml", identify=lambda *_: "a" * 64, members=list, check=check
-        )
-
     with pytest.raises(ConfigFileError, match="stopwatch cannot answer prompts") as caught:
-        cells()
+        cells_of(check=check, **keys)
     assert caught.value.key == "workloads[1]"
     match = {"runtime": "stopwatch", "workload": "generate"}
     assert "{runtime: stopwatch, workload: generate}" in caught.value.reason
-    assert len(cells(exclude=[match])) == 3
+    assert len(cells_of(check=check, **keys, exclude=[match])) == 3
 
 
 def test_a_cell_for_programs(cells_of: Expand) -> None:
