@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.errors import ConfigFileError
@@ -168,7 +168,6 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(list(Plan.model_fields)), TREES))
 @example({"name": "x", "workloads": [{"kind": ["bench"]}]})
 @example({"name": "x", "workloads": {"kind": "bench"}})
@@ -184,7 +183,6 @@ def test_any_yaml_is_a_plan_or_an_error_of_one_line(
     assert not said or said.isprintable()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_is_a_plan_or_an_error_of_one_line(
     tmp_path_factory: pytest.TempPathFactory, text: str

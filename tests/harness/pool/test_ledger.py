@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from harness.errors import LeaseLostError, LedgerError
 from harness.pool.database import _LOCK, FORMAT, Database, _LostServerError
 from harness.pool.failure_policy import FailureReport
-from harness.pool.records import Facts
+from harness.pool.records import Facts, FenceRecord
 from harness.pool.schema import devices
 from harness.pool.states import Event
 from harness.results.database import WRITES
@@ -145,6 +145,7 @@ def test_a_big_request_gets_its_devices_together_and_small_ones_do_not_starve_it
     assert len({row.token for row in rows}) == 1
 
 
+@on_each_database
 def test_a_release_never_takes_what_a_new_owner_holds(bench: Bench) -> None:
     bench.add("a")
     old = bench.lease(1, "a")
@@ -171,6 +172,7 @@ def test_a_lease_lasts_while_it_is_renewed_and_is_never_revived(bench: Bench) ->
     assert "no sign of life" in bench.reason("a")
 
 
+@on_each_database
 def test_a_ticket_expires_while_its_process_sleeps(bench: Bench) -> None:
     bench.add("a")
     bench.lease(1, "a")
@@ -375,6 +377,21 @@ def test_an_absent_device_gets_its_hardware_key_when_it_answers(bench: Bench) ->
     bench.begin_repair("hardware:X", 7, force=True)
     last = bench.ledger.history("hardware:X")[-1]
     assert last.text.endswith("process 7 looks for it again")
+
+
+@on_each_database
+def test_a_device_keeps_its_space_its_fence_and_its_history(bench: Bench) -> None:
+    bench.add("a")
+    fence = FenceRecord("id", "/root", 3)
+    bench.ledger.set_fence("a", fence)
+    bench.ledger.set_free_bytes("a", 5)
+    bench.ledger.add_history("a", "what", "a text")
+    bench.database.close()
+    assert bench.ledger.fence_of("a") == fence
+    assert bench.ledger.fence_of("b") == FenceRecord()
+    assert bench.ledger.rows(["a"])["a"].facts.free_bytes == 5
+    assert bench.ledger.history("a")[-1].text == "a text"
+    assert bench.ledger.ledger_id() == bench.ledger.ledger_id()
 
 
 @on_each_database

@@ -23,6 +23,8 @@ from harness.pool.config import QuarantineConfig
 from harness.pool.database import Database
 from harness.pool.ledger import Ledger
 from harness.pool.ledger_file import default_path
+from tests.command_line import qnnfarm
+from tests.harness.pool.conftest import Bench
 from tests.system import program
 from tests.two_users import ANN, BOB, GROUP, TIMEOUT_S, SharedFolder, shared_folder
 
@@ -73,40 +75,40 @@ def _modes(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_two_users_lease_wait_die_and_take_over_under_any_umask(
-    shared: SharedFolder, umask: int
-) -> None:
+def test_a_ledger_is_shared_under_any_umask(shared: SharedFolder, umask: int) -> None:
     holder = shared.start(ANN, "-c", _HOLD, umask=umask)
-    token = int(_line(holder))
+    _line(holder)
     assert set(_modes(shared.ledger)) == {"pool.db", "pool.db-wal", "pool.db-shm"}
     assert set(_modes(shared.ledger).values()) == {(0o660, GROUP)}
-
-    shown = shared.qnnfarm(BOB, "pool", "show")
-    assert f"{ANN}: python (pid " in shown
-    assert "nightly" in shown
     waited = shared.run(BOB, "-c", _WAIT, "0.5", umask=umask)
     assert f"bench is held by {ANN}: python (pid " in waited
 
-    waiter = shared.start(BOB, "-c", _WAIT, "60", umask=umask)
+
+def test_two_users_wait_die_take_over_and_are_named(shared: SharedFolder) -> None:
+    holder = shared.start(ANN, "-c", _HOLD)
+    token = int(_line(holder))
+    shown = shared.qnnfarm(BOB, "pool", "show")
+    assert f"{ANN}: python (pid " in shown
+    assert "nightly" in shown
+    waiter = shared.start(BOB, "-c", _WAIT, "60")
     holder.send_signal(signal.SIGKILL)
     assert _line(waiter) == f"{token + 1} {BOB}"
     assert waiter.wait(TIMEOUT_S) == 0
-    history = shared.qnnfarm(ANN, "pool", "history", "bench")
-    assert f"{ANN}: python (pid {holder.pid}) is gone" in history
-    assert f"held by {BOB}: python (pid {waiter.pid})" in history
-    assert "root:" not in history
-
-
-def test_administrative_actions_name_their_user(shared: SharedFolder) -> None:
-    holder = shared.start(ANN, "-c", _HOLD)
-    _line(holder)
+    again = shared.start(ANN, "-c", _HOLD)
+    _line(again)
     assert "released bench" in shared.qnnfarm(BOB, "pool", "release", "bench")
     shared.qnnfarm(ANN, "pool", "drain", "bench", "--reason", "a new battery")
     assert f"a new battery ({ANN})" in shared.qnnfarm(BOB, "pool", "show")
     shared.qnnfarm(BOB, "pool", "undrain", "bench")
     history = shared.qnnfarm(ANN, "pool", "history", "bench")
-    assert f"{BOB}: cli (pid " in history
-    assert f"undrained ({BOB})" in history
+    for words in (
+        f"{ANN}: python (pid {holder.pid}) is gone",
+        f"held by {BOB}: python (pid {waiter.pid})",
+        f"{BOB}: cli (pid ",
+        f"undrained ({BOB})",
+    ):
+        assert words in history
+    assert "root:" not in history
 
 
 def test_what_is_one_users_does_not_lie_in_the_folder_of_all(
@@ -154,24 +156,20 @@ def test_a_ledger_of_one_user_becomes_one_of_a_group(shared: SharedFolder) -> No
 
 
 _OBSTACLES = (
-    (0o2777, 0, (GROUP,), "every user of this host may write its folder (mode 2777): `chmod o-w "),
-    (0o1777, 0, (GROUP,), "every user of this host may write its folder (mode 1777): `chmod o-w "),
-    (0o0770, 0, (GROUP,), "its folder belongs to root and is not set up for a group: `chgrp GROUP"),
-    (0o2770, 0, (), f"the group users, which {BOB} is not in: `sudo usermod -aG users {BOB}`"),
+    (0o2777, (GROUP,), "every user of this host may write its folder (mode 2777): `chmod o-w "),
+    (0o1777, (GROUP,), "every user of this host may write its folder (mode 1777): `chmod o-w "),
+    (0o0770, (GROUP,), "its folder belongs to root and is not set up for a group: `chgrp GROUP"),
+    (0o2770, (), f"the group users, which {BOB} is not in: `sudo usermod -aG users {BOB}`"),
 )
 
 
-@pytest.mark.parametrize(("mode", "owner", "groups", "said"), _OBSTACLES)
-def test_a_folder_that_cannot_be_shared_is_refused_in_one_line(
-    shared: SharedFolder, mode: int, owner: int, groups: tuple[int, ...], said: str
-) -> None:
-    os.chown(shared.ledger, owner, GROUP)
-    shared.ledger.chmod(mode)
-    told = shared.run(BOB, "-m", "harness.cli", "pool", "show", groups=groups)
-    assert said in told
-    assert f"the ledger of leases {shared.ledger}/pool.db cannot be used" in told
-    assert "Traceback" not in told
-    assert list(shared.ledger.iterdir()) == []
+def test_a_folder_that_cannot_be_shared_is_refused_in_one_line(shared: SharedFolder) -> None:
+    for mode, groups, said in _OBSTACLES:
+        shared.ledger.chmod(mode)
+        told = shared.run(BOB, "-c", _WAIT, "1", groups=groups).splitlines()[-1]
+        assert said in told
+        assert f"the ledger of leases {shared.ledger}/pool.db cannot be used" in told
+        assert list(shared.ledger.iterdir()) == []
 
 
 def test_doctor_says_whose_the_ledger_is(
@@ -215,10 +213,15 @@ class _ledger:  # noqa: N801 - a context manager
         self._database.close()
 
 
-def test_text_that_another_user_wrote_reaches_no_terminal_raw(shared: SharedFolder) -> None:
+def test_text_that_another_user_wrote_reaches_no_terminal_raw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("QNNFARM_POOL", str(tmp_path / "pool.yaml"))
+    (tmp_path / "pool.yaml").write_text("devices: [{type: local, name: bench}]\n")
     evil = "\x1b]0;owned\x07\x1b[2J\u202eevil\x9b31m"
-    shared.qnnfarm(ANN, "pool", "drain", "bench", "--reason", "x")
-    with closing(sqlite3.connect(shared.ledger / "pool.db")) as db, db:
+    qnnfarm("pool", "drain", "bench", "--reason", "x")
+    with closing(sqlite3.connect(tmp_path / "pool.db")) as db, db:
         db.execute("UPDATE pool_devices SET reason = ?, soc = ?, step = ?", (evil, evil, evil))
         db.execute(
             "INSERT INTO pool_history (key, at, what, text) SELECT key, 0, ?, ? FROM pool_devices",
@@ -235,38 +238,31 @@ def test_text_that_another_user_wrote_reaches_no_terminal_raw(shared: SharedFold
             (evil, evil, os.getpid(), evil, SystemClock().boottime()),
         )
     for words in (("show",), ("show", "--json"), ("history", "bench"), ("release", "bench")):
-        shown = shared.qnnfarm(BOB, "pool", *words)
+        done = qnnfarm("pool", *words)
+        shown = done.stdout + done.stderr
         assert shown.replace("\n", "").isprintable(), words
         assert "Traceback" not in shown
 
 
-_TICKET_OF_NOTHING = (
-    "INSERT INTO pool_tickets"
-    " SELECT 1, '', '[[]]', 1, 0, 0, '', NULL, host, boot, pid, started, namespace, '', beat, ttl"
-    " FROM pool_leases"
-)
+_TICKET_OF_NOTHING = "INSERT INTO pool_tickets (candidates) VALUES ('[[]]')"
 
 
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
         ("UPDATE pool_devices SET state = 'melted'", "'melted' is not a valid MemberState"),
-        (_TICKET_OF_NOTHING, "'[[]]' lists no devices"),
+        (_TICKET_OF_NOTHING, r"'\[\[\]\]' lists no devices"),
         ("UPDATE pool_devices SET reason = CAST(x'1bff' AS TEXT)", "Could not decode to UTF-8"),
     ],
 )
 def test_a_ledger_with_nonsense_is_told_in_one_line(
-    shared: SharedFolder, statement: str, said: str
+    bench: Bench, statement: str, said: str
 ) -> None:
-    _line(shared.start(ANN, "-c", _HOLD))
-    with closing(sqlite3.connect(shared.ledger / "pool.db")) as db, db:
-        db.execute(statement)
-        db.execute("UPDATE pool_devices SET state = 'ready' WHERE state = 'leased'")
-        db.execute("UPDATE pool_leases SET key = 'another'")
-    told = shared.run(BOB, "-c", _WAIT, "1")
-    last = told.splitlines()[-1]
-    assert f"the ledger of leases {shared.ledger}/pool.db cannot be used: {said}" in last
-    assert last.isprintable()
+    bench.add("a")
+    bench.sql(statement)
+    with pytest.raises(LedgerError, match=f"{bench.path} cannot be used: {said}") as caught:
+        bench.ledger.rows(["a"]), bench.ledger.waiting()
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.needs("namespaces")
