@@ -192,7 +192,8 @@ def check_speculation(how: SpeculativeConfig, ars: Sequence[int], *, on_host: bo
             _require(how.draft_len < ar, "draft_len", _too_long(how.draft_len + 1, ar))
             reason = "Genie finds no table of a draft's own: build both without --embedding-lut"
             _require(not on_host, "draft_container", reason)
-            _check_draft_folder(how.draft_container)
+            reason = f"{how.draft_container} is not a folder: a draft is built, or trained, before"
+            _require(how.draft_container.is_dir(), "draft_container", reason)
         case SsdBuilderConfig():
             _ssd(how)
             _require(how.tokens_per_step <= ar, "branches", _too_long(how.tokens_per_step, ar))
@@ -280,11 +281,6 @@ def _check_token_map(path: Path, known: int, vocabulary: int) -> None:
 
 def _check_file(path: Path, key: str) -> None:
     _require(path.is_file(), key, f"there is no file {path}")
-
-
-def _check_draft_folder(folder: Path) -> None:
-    reason = f"{folder} is not a folder: a draft is built, or trained, before"
-    _require(folder.is_dir(), "draft_container", reason)
 
 
 def _drafted(speaker: PlainDialog, folder: Path, kind: str, **block: GenieBlock) -> Speculation:

@@ -23,9 +23,8 @@ from buildlib.toolchains.base import GraphPorts, OpPackageLibrary
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.qairt import sdk as qairt_sdk
-from buildlib.toolchains.qairt.opset import lowered_opset
 from buildlib.toolchains.qairt.sdk import PYTHON_VARIABLE, QairtSdk, sdk_root
-from buildlib.toolchains.qairt.toolchain import QairtToolchain
+from buildlib.toolchains.qairt.toolchain import QairtToolchain, lowered_opset
 from buildlib.toolchains.registry import open_toolchain
 from tests.qairt_sdk import calls, documented_flags, make_sdk, parse
 
