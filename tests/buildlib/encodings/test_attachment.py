@@ -19,13 +19,8 @@ def model() -> ir.Model:
 
 
 def test_an_encoding_follows_a_renamed_value_and_one_made_from_it(model: ir.Model) -> None:
-    given = Encodings(
-        activation_encodings=(
-            asymmetric_encoding("x", 0, 1, 8),
-            asymmetric_encoding("y", 0, 2, 16),
-        ),
-        param_encodings=(),
-    )
+    both = (asymmetric_encoding("x", 0, 1, 8), asymmetric_encoding("y", 0, 2, 16))
+    given = Encodings(activation_encodings=both)
     attach(model, given)
     assert collect(model) == given
     y = model.graph.outputs[0]
@@ -35,16 +30,9 @@ def test_an_encoding_follows_a_renamed_value_and_one_made_from_it(model: ir.Mode
     found = encoding_of(half)
     assert found is not None
     assert (found.name, found.bw) == ("half", 16)
-
-
-def test_an_encoding_of_an_unknown_value_is_refused(model: ir.Model) -> None:
+    unknown = Encodings(activation_encodings=(asymmetric_encoding("nothing", 0, 1, 8),))
     with pytest.raises(EncodingsError, match="nothing"):
-        attach(
-            model,
-            Encodings(
-                activation_encodings=(asymmetric_encoding("nothing", 0, 1, 8),), param_encodings=()
-            ),
-        )
+        attach(model, unknown)
 
 
 def test_axes_count_from_the_front_once_attached(model: ir.Model) -> None:
@@ -55,8 +43,8 @@ def test_axes_count_from_the_front_once_attached(model: ir.Model) -> None:
     given = per_channel_encoding("w", numbers, 0, 8)
     for axis in (-4, 0):
         behind = given.model_copy(update={"axis": axis})
-        attach(model, Encodings(activation_encodings=(), param_encodings=(behind,)))
+        attach(model, Encodings(param_encodings=(behind,)))
         assert encoding_of(weight) == given
     beyond = given.model_copy(update={"axis": -5})
     with pytest.raises(EncodingsError, match="no axis -5"):
-        attach(model, Encodings(activation_encodings=(), param_encodings=(beyond,)))
+        attach(model, Encodings(param_encodings=(beyond,)))

@@ -171,23 +171,17 @@ def test_a_contradiction_names_file_and_tensor(
     assert "\n" not in str(caught.value)
 
 
-def test_a_repeated_key_is_refused(tmp_path: Path) -> None:
-    text = json.dumps(LEGACY)
+def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+    path, lists, legacy = tmp_path / "e", json.dumps(LISTS), json.dumps(LEGACY)
     cell = json.dumps(LEGACY["activation_encodings"]["x"])
-    (tmp_path / "e").write_text(text.replace('"y": [', f'"x": {cell}, "y": ['))
-    with pytest.raises(EncodingsError, match="x has 2 encodings"):
-        load_encodings(tmp_path / "e")
-
-
-def test_invalid_and_huge_numbers_and_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "e"
-    for number in ("NaN", "Infinity", "1e999"):
-        path.write_text(json.dumps(LISTS).replace("0.5", number))
-        with pytest.raises(EncodingsError):
+    for text, said in (
+        *((lists.replace("0.5", number), ".") for number in ("NaN", "Infinity", "1e999")),
+        (legacy.replace('"y": [', f'"x": {cell}, "y": ['), "x has 2 encodings"),
+        ("\x80{", "not valid JSON"),
+    ):
+        path.write_text(text, "latin-1")
+        with pytest.raises(EncodingsError, match=said):
             load_encodings(path)
-    path.write_bytes(b"\x80{")
-    with pytest.raises(EncodingsError, match="not valid JSON"):
-        load_encodings(path)
     with path.open("wb") as file:
         file.truncate((1 << 30) + 1)
     with pytest.raises(EncodingsError, match="larger than any"):

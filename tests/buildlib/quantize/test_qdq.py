@@ -1,6 +1,5 @@
 """QDQ models: their ports, and the cost of quantization."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -108,15 +107,6 @@ def test_a_quantized_model_is_not_quantized_again(
 ) -> None:
     with pytest.raises(ModelFileError, match="it is a float model"):
         apply_encodings(quantized, whole, tmp_path / "o.onnx")
-
-
-def test_export_needs_a_tokenizer(
-    make_checkpoint: Callable[..., Path], tiny_text: str, tmp_path: Path
-) -> None:
-    folder = make_checkpoint(tmp_path / "model")
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
-        export_checkpoint(folder, tiny_text, tmp_path / "out", GraphShape(16, 96))
 
 
 def test_quantization_costs_less_than_a_percent(trained: Path, tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.requests import CompileRequest, GraphRequest
 from tests.buildlib.onnx_models import model_of
 
+pytestmark = pytest.mark.needs("libatomic1")
 PHONE = parse_target("SM8750")
+Binaries = Callable[[str], Path]
 
 
-@pytest.mark.needs("libatomic1")
 def test_versions_name_everything_that_compiles(toolchain: OrtQnnToolchain) -> None:
     as_protocol: Toolchain = toolchain
     versions = dict(as_protocol.versions())
@@ -33,10 +34,9 @@ def test_versions_name_everything_that_compiles(toolchain: OrtQnnToolchain) -> N
     assert all(versions[key].count(".") == 2 for key in ("qnn_core_api", "qnn_system_api"))
 
 
-@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize("target", ["SM8750", "SM8850:emulator"])
 def test_binary_says_what_it_was_compiled_for(
-    target: str, binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain
+    target: str, binary_for: Binaries, toolchain: OrtQnnToolchain
 ) -> None:
     soc = parse_target(target).soc
     info = toolchain.inspect(binary_for(target))
@@ -52,7 +52,6 @@ def test_binary_says_what_it_was_compiled_for(
         assert graph.tensor(name) == TensorInfo(name, (1, 32, width), "uint16", encoding)
 
 
-@pytest.mark.needs("libatomic1")
 def test_ports_stand_in_the_order_that_is_asked_for(
     toolchain: OrtQnnToolchain, tmp_path: Path
 ) -> None:
@@ -91,10 +90,9 @@ def test_ports_stand_in_the_order_that_is_asked_for(
         np.testing.assert_array_equal(outputs[f"{name}_out"], np.maximum(values, 30000))
 
 
-@pytest.mark.needs("libatomic1")
 def test_emulator_computes_what_the_model_means(
     weights: npt.NDArray[np.float32],
-    binary_for: Callable[[str], Path],
+    binary_for: Binaries,
     toolchain: OrtQnnToolchain,
 ) -> None:
     stored = np.random.default_rng(1).integers(28000, 37000, (1, 32, 256)).astype(np.uint16)
@@ -104,9 +102,8 @@ def test_emulator_computes_what_the_model_means(
     np.testing.assert_allclose(real, expected, atol=2e-3)
 
 
-@pytest.mark.needs("libatomic1")
 def test_shared_weights_make_the_phone_binary_smaller_and_no_emulator_runs_them(
-    binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain
+    binary_for: Binaries, toolchain: OrtQnnToolchain
 ) -> None:
     shared, unshared = binary_for("SM8750"), binary_for("SM8750:emulator")
     one_copy = 256 * 512
@@ -117,7 +114,6 @@ def test_shared_weights_make_the_phone_binary_smaller_and_no_emulator_runs_them(
     assert "Shared weights" in Path(caught.value.log_path).read_text()
 
 
-@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize(
     ("inputs", "graph", "said"),
     [
@@ -130,7 +126,7 @@ def test_execute_refuses_inputs_that_do_not_fit(
     inputs: dict[str, npt.NDArray[np.generic]],
     graph: str,
     said: str,
-    binary_for: Callable[[str], Path],
+    binary_for: Binaries,
     tmp_path: Path,
 ) -> None:
     logged = OrtQnnToolchain(log_dir=tmp_path)
@@ -138,10 +134,9 @@ def test_execute_refuses_inputs_that_do_not_fit(
         logged.execute(binary_for("SM8750:emulator"), graph, inputs)
 
 
-@pytest.mark.needs("libatomic1")
 def test_equal_models_give_equal_binaries_wherever_they_lie(
     models: dict[int, Path],
-    binary_for: Callable[[str], Path],
+    binary_for: Binaries,
     toolchain: OrtQnnToolchain,
     tmp_path: Path,
 ) -> None:
@@ -196,10 +191,9 @@ def test_bad_model_is_an_error_and_leaves_nothing(
     assert {p.name for p in tmp_path.iterdir()} <= {"bad.onnx", "logs"}
 
 
-@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize("damage", ["random", "truncated", "flipped", "absent"])
 def test_damaged_binary_is_an_error(
-    damage: str, binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain, tmp_path: Path
+    damage: str, binary_for: Binaries, toolchain: OrtQnnToolchain, tmp_path: Path
 ) -> None:
     bad = tmp_path / "bad.bin"
     whole = bytearray(binary_for("SM8750").read_bytes())
@@ -228,7 +222,6 @@ def test_a_step_that_takes_too_long_is_killed(
     assert [p.name for p in tmp_path.iterdir()] == ["logs"]
 
 
-@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize(
     ("target", "option"),
     [
@@ -242,7 +235,7 @@ def test_every_option_that_is_not_refused_changes_the_binary(
     target: str,
     option: dict[str, object],
     dlcs: list[Path],
-    binary_for: Callable[[str], Path],
+    binary_for: Binaries,
     toolchain: OrtQnnToolchain,
     tmp_path: Path,
 ) -> None:
@@ -252,7 +245,6 @@ def test_every_option_that_is_not_refused_changes_the_binary(
     assert toolchain.inspect(tmp_path / "other.bin").soc_model == config.target.soc.soc_model
 
 
-@pytest.mark.needs("libatomic1")
 def test_graphs_of_one_binary_may_differ(
     dlcs: list[Path], toolchain: OrtQnnToolchain, tmp_path: Path
 ) -> None:
@@ -290,7 +282,6 @@ def test_operators_that_are_not_supported_are_named_and_counted(
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes
 
 
-@pytest.mark.needs("libatomic1")
 def test_a_graph_that_does_not_compile_is_named(
     dlcs: list[Path], toolchain: OrtQnnToolchain, tmp_path: Path
 ) -> None:
