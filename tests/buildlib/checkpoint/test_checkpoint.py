@@ -41,32 +41,30 @@ def test_a_sharded_checkpoint_is_the_same(tiny: Path, copy: Path) -> None:
     tensors = load_file(copy / "model.safetensors")
     names = sorted(tensors)
     files = {"a.safetensors": names[:7], "b.safetensors": names[7:]}
-    for file, held in files.items():
-        save_file({name: tensors[name] for name in held}, copy / file)
+    for file, part in files.items():
+        save_file({name: tensors[name] for name in part}, copy / file)
     (copy / "model.safetensors").unlink()
-    weight_map = {name: file for file, held in files.items() for name in held}
+    weight_map = {name: file for file, part in files.items() for name in part}
     index = copy / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
-    found = Checkpoint.load(copy).tensors
+    sharded = Checkpoint.load(copy).tensors
     for name, ref in Checkpoint.load(tiny).tensors.items():
-        np.testing.assert_array_equal(found[name].numpy(), ref.numpy())
+        np.testing.assert_array_equal(sharded[name].numpy(), ref.numpy())
     index.write_text(json.dumps({"weight_map": weight_map | {names[0]: "../a.safetensors"}}))
     with pytest.raises(ModelFileError, match="outside its folder"):
         Checkpoint.load(copy)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_missing_file_is_named(copy: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "keep"),
+    [("config.json", None), *(("model.safetensors", keep) for keep in (None, 0, 4, 100, 5000))],
+)
+def test_a_missing_or_truncated_file_is_named(copy: Path, name: str, keep: int | None) -> None:
+    content = (copy / name).read_bytes()
     (copy / name).unlink()
-    with pytest.raises(ModelFileError, match=name):
-        Checkpoint.load(copy)
-
-
-@pytest.mark.parametrize("keep", [0, 4, 100, 5000])
-def test_a_truncated_file_is_refused(copy: Path, keep: int) -> None:
-    path = copy / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ModelFileError, match=str(path)):
+    if keep is not None:
+        (copy / name).write_bytes(content[:keep])
+    with pytest.raises(ModelFileError, match=str(copy / name)):
         Checkpoint.load(copy)
 
 

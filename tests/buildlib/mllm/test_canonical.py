@@ -1,5 +1,6 @@
 """A `.mllm` file as a checkpoint and encodings: quantized again, it is the file."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +8,26 @@ import pytest
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.encodings.grid import weight_grid
+from buildlib.encodings.model import Encoding
 from buildlib.mllm.canonical import restore_encodings, write_checkpoint
+from buildlib.mllm.config import ModelConfig
 from buildlib.mllm.contents import linears
 from buildlib.mllm.parameter_file import read_parameters
+from buildlib.mllm.tensors import Tensor
 from tests.buildlib.conftest import MakeCheckpoint
 from tests.mllm_files import write_files
+
+
+def restore(
+    make_checkpoint: MakeCheckpoint, folder: Path, **changes: int
+) -> tuple[ModelConfig, Mapping[str, Tensor], Mapping[str, Encoding], Checkpoint]:
+    """Return configuration and tensors of a file, and encodings and checkpoint made of them."""
+    files = write_files(make_checkpoint, folder / "m", cl=64, **changes)
+    tensors = read_parameters(files.parameters).tensors
+    (folder / "checkpoint").mkdir()
+    write_checkpoint(tensors, files.config, files.aot, folder / "checkpoint")
+    encodings = restore_encodings(tensors, files.config, files.aot).by_name()
+    return files.config, tensors, encodings, Checkpoint.load(folder / "checkpoint")
 
 
 @pytest.mark.parametrize(("head_bits", "width"), [(4, 64), (8, 64), (16, 64), (4, 48)])
@@ -19,16 +35,9 @@ def test_weights_have_the_integers_of_the_file(
     head_bits: int, width: int, make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     """Blocks of inputs that 32 does not divide become 8 bits for each channel."""
-    files = write_files(
-        make_checkpoint, tmp_path / "m", cl=64, head_bits=head_bits, hidden_size=width
-    )
-    tensors = read_parameters(files.parameters).tensors
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    write_checkpoint(tensors, files.config, files.aot, folder)
-    encodings = restore_encodings(tensors, files.config, files.aot).by_name()
-    restored = Checkpoint.load(folder)
-    for one in linears(files.config):
+    changes = {"head_bits": head_bits, "hidden_size": width}
+    config, tensors, encodings, restored = restore(make_checkpoint, tmp_path, **changes)
+    for one in linears(config):
         stored = tensors[f"{one.name}.weight"].load().reshape(one.inputs, one.outputs).T
         encoding = encodings[f"{one.name}.weight"]
         integers = weight_grid(encoding).quantize(restored.tensors[encoding.name].numpy())
@@ -45,13 +54,7 @@ def test_weights_have_the_integers_of_the_file(
 def test_tables_and_activations_lie_on_the_grids_of_the_file(
     make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    files = write_files(make_checkpoint, tmp_path / "m", cl=64)
-    tensors = read_parameters(files.parameters).tensors
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    write_checkpoint(tensors, files.config, files.aot, folder)
-    encodings = restore_encodings(tensors, files.config, files.aot).by_name()
-    restored = Checkpoint.load(folder)
+    _, tensors, encodings, restored = restore(make_checkpoint, tmp_path)
     for name in ("model.embed_tokens", "model.layers.1.self_attn.k_norm", "model.norm"):
         encoding = encodings[f"{name}.weight"]
         steps = restored.tensors[encoding.name].numpy() / np.float32(encoding.scale[0])

@@ -1,6 +1,8 @@
 """Quantized checkpoints, judged by mllm's graph in NumPy and by the float models."""
 
-from collections.abc import Mapping
+import functools
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -67,9 +69,20 @@ def _quantize(
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> _Quantized:
-    folder = tmp_path_factory.mktemp("reference")
-    return _quantize(tiny_llama.folder(), tiny_llama.calibration_text(), folder)
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., _Quantized]:
+    """`quantized(head_bits, technique="none")`: the reference model, each way once."""
+
+    @functools.cache
+    def make(head_bits: Literal[4, 8, 16], technique: Technique = "none") -> _Quantized:
+        folder, text = tmp_path_factory.mktemp("quantized"), tiny_llama.calibration_text()
+        return _quantize(tiny_llama.folder(), text, folder, technique, head_bits)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def reference(quantized: Callable[..., _Quantized]) -> _Quantized:
+    return quantized(4)
 
 
 def _heldout(length: int) -> list[int]:
@@ -122,29 +135,22 @@ def test_weights_are_within_half_a_step_of_the_checkpoint(reference: _Quantized)
 
 @pytest.mark.parametrize("layer", range(4))
 def test_what_is_joined_lies_on_one_grid(reference: _Quantized, layer: int) -> None:
-    tensors, name = reference.tensors, f"model.layers.{layer}.self_attn"
-    for which in "qk":
-        for kind in ("scale", "zero_point"):
-            joined = [
-                tensors[f"{name}.{which}_{grid}.fake_quant.{kind}"].load()
-                for grid in ("proj_output_qdq", "rope_neg_half_qdq")
-            ]
-            assert joined[0] == joined[1]
-    for cache in ("k", "v"):
-        assert tensors[f"{name}.{cache}_cast_to_int8_qdq.fake_quant.zero_point"].load() == 128
+    def load(grid: str, kind: str) -> np.ndarray:
+        name = f"model.layers.{layer}.self_attn.{grid}_qdq.fake_quant.{kind}"
+        return reference.tensors[name].load()
+
+    for which, kind in itertools.product("qk", ("scale", "zero_point")):
+        assert load(f"{which}_proj_output", kind) == load(f"{which}_rope_neg_half", kind)
+    assert load("k_cast_to_int8", "zero_point") == load("v_cast_to_int8", "zero_point") == 128
 
 
-def test_a_technique_brings_the_model_closer_to_float(tmp_path: Path) -> None:
-    text, ids = tiny_llama.calibration_text(), _heldout(_CL)
-    quality = {}
-    techniques: tuple[Technique, ...] = ("none", "gptaq")
-    for technique in techniques:
-        folder = tmp_path / technique
-        folder.mkdir()
-        made = _quantize(tiny_llama.folder(), text, folder, technique, head_bits=8)
-        exact = made.graph(float_weights=True, rounds=False).logits(ids)
-        quality[technique] = _sqnr(made.graph().logits(ids), exact)
-    assert quality["gptaq"] > quality["none"] + 1
+def test_a_technique_brings_the_model_closer_to_float(
+    quantized: Callable[..., _Quantized],
+) -> None:
+    ids = _heldout(_CL)
+    exact = quantized(8).graph(float_weights=True, rounds=False).logits(ids)
+    plain, gptaq = (quantized(8, how).graph().logits(ids) for how in ("none", "gptaq"))
+    assert _sqnr(gptaq, exact) > _sqnr(plain, exact) + 1
 
 
 def test_scaled_rotations_are_those_of_the_checkpoint(
@@ -163,8 +169,10 @@ def test_scaled_rotations_are_those_of_the_checkpoint(
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_the_head_has_its_bits(reference: _Quantized, bits: Literal[8, 16], tmp_path: Path) -> None:
-    made = _quantize(tiny_llama.folder(), tiny_llama.calibration_text(), tmp_path, head_bits=bits)
+def test_the_head_has_its_bits(
+    reference: _Quantized, bits: Literal[8, 16], quantized: Callable[..., _Quantized]
+) -> None:
+    made = quantized(bits)
     check_contents(made.path, made.tensors, made.model, made.aot)
     weights = load_weights(tiny_llama.folder())["model.embed_tokens.weight"]
     assert _sqnr(made.graph().weight("lm_head"), weights) > {8: 35, 16: 80}[bits]
