@@ -89,8 +89,8 @@ def test_layout_functions_follow_onnx(
 ) -> None:
     node, array, parameters = case
     moved = array_function(node, array.ndim, parameters)(array)
-    (wanted,) = fold(node, [array, *parameters], OPSET)
-    np.testing.assert_array_equal(moved, wanted)
+    (expected,) = fold(node, [array, *parameters], OPSET)
+    np.testing.assert_array_equal(moved, expected)
 
 
 ranges = st.tuples(st.floats(-100, 0), st.floats(0.01, 100))
@@ -115,10 +115,7 @@ def test_a_negative_factor_mirrors_a_range(bounds: tuple[float, float], factor: 
 
 
 def test_grids_of_other_widths_have_no_union() -> None:
-    assert (
-        union_encoding([asymmetric_encoding("x", -1, 1, 8), asymmetric_encoding("x", -1, 1, 16)])
-        is None
-    )
+    assert union_encoding([asymmetric_encoding("x", -1, 1, bits) for bits in (8, 16)]) is None
 
 
 @pytest.mark.parametrize("half", [1, 4])
@@ -175,10 +172,11 @@ def test_an_encoding_is_of_the_operand_that_it_belongs_to(constant_first: bool) 
     if constant_first:
         pairs.reverse()
     node = ir.node("Add", [value for value, _ in pairs], name="sum")
-    elementwise.apply(node, [known for _, known in pairs])
-    (product,) = (made for made in writer.builder.nodes if made.op_type == "Mul")
-    assert encoding_of(product.outputs[0]) is not None
-    assert encoding_of(product.outputs[0]).bw == 16  # type: ignore[union-attr]
+    elementwise.apply(node, [abstract for _, abstract in pairs])
+    (product,) = (node for node in writer.builder.nodes if node.op_type == "Mul")
+    encoding = encoding_of(product.outputs[0])
+    assert encoding is not None
+    assert encoding.bw == 16
 
 
 def test_large_constants_are_not_made() -> None:

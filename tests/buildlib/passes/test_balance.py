@@ -31,36 +31,28 @@ MODELS = st.builds(
 APARTS = st.builds(SplitEnds, embedding=st.booleans(), head=st.booleans())
 
 
+def bytes_and_times(
+    weights: ModelWeights, parts: list[range], apart: SplitEnds
+) -> list[tuple[int, float]]:
+    """Bytes of each part with layers, each weight counted once, and its time to compile."""
+    costs: list[tuple[int, float]] = []
+    for part in filter(len, parts):
+        layers = [weights.layers[layer] for layer in part]
+        table = weights.embedding if part.start == 0 and not apart.embedding else {}
+        head = weights.head if part.stop == len(weights.layers) and not apart.head else {}
+        whole = {name: size for group in (*layers, table, head) for name, size in group.items()}
+        time = float(sum(size for layer in layers for size in layer.values()))
+        time += TABLE_COST * sum(table.values()) + HEAD_COST * sum(head.values())
+        costs.append((sum(whole.values()), time))
+    return costs
+
+
 def part_sizes(weights: ModelWeights, parts: list[range], apart: SplitEnds) -> list[int]:
-    """Bytes of each part with layers, each weight counted once."""
-    sizes = []
-    for part in parts:
-        if not len(part):
-            continue
-        found: dict[str, int] = {}
-        for layer in part:
-            found |= weights.layers[layer]
-        if part.start == 0 and not apart.embedding:
-            found |= weights.embedding
-        if part.stop == len(weights.layers) and not apart.head:
-            found |= weights.head
-        sizes.append(sum(found.values()))
-    return sizes
+    return [size for size, _ in bytes_and_times(weights, parts, apart)]
 
 
 def squared_costs(weights: ModelWeights, parts: list[range], apart: SplitEnds) -> float:
-    """Sum of the squared times to compile of parts with layers."""
-    total = 0.0
-    for part in parts:
-        if not len(part):
-            continue
-        cost = float(sum(size for layer in part for size in weights.layers[layer].values()))
-        if part.start == 0 and not apart.embedding:
-            cost += TABLE_COST * sum(weights.embedding.values())
-        if part.stop == len(weights.layers) and not apart.head:
-            cost += HEAD_COST * sum(weights.head.values())
-        total += cost**2
-    return total
+    return sum(time**2 for _, time in bytes_and_times(weights, parts, apart))
 
 
 def all_ways(n_layers: int, n_parts: int) -> list[list[range]]:
