@@ -5,6 +5,7 @@ columns are the slots of one key/value head. Both are read from the ids, so repe
 and single heads are one case.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,7 +96,6 @@ class Attention:
         self.tables: tuple[Floats, Floats] | None = None
         self.width = 0
         self._products: list[_Product] = []
-        self._offsets: list[int] = []
         self._end = 0
 
     def score(self, node: ir.Node, queries: LinearForm, keys: LinearForm) -> AttentionScores:
@@ -119,7 +119,6 @@ class Attention:
         self._check_tables(key_rows.new.rotation, key_rows.new.token)
         product = _Product(self._end, query_rows, key_rows, batch.reshape(-1), dim)
         self._products.append(product)
-        self._offsets.append(self._end)
         self._end += batch.size
         rows = np.arange(product.offset, self._end).reshape(batch.shape)
         query, key = node.inputs[0], node.inputs[1]
@@ -202,39 +201,32 @@ class Attention:
         self, node: ir.Node, weights: AttentionScores, rows: Ids, batch: Ids, values: CacheRows
     ) -> tuple[tuple[Head, ...], Ids, Ids]:
         """Return the heads, and for each row its head and its token."""
-        index = np.searchsorted(np.array(self._offsets), rows, side="right") - 1
-        heads: dict[tuple[int, int, int, int], int] = {}
-        specs: list[Head] = []
-        head, token = np.zeros_like(rows), np.zeros_like(rows)
+        heads: list[Head] = []
+        head = np.zeros_like(rows)
         origins = (*weights.origins, ("values", node.inputs[1]), ("attended", node.outputs[0]))
-        for number in np.unique(index):
-            product = self._products[int(number)]
-            mine = np.flatnonzero(index == number)
-            local = rows[mine] - product.offset
-            queries = product.queries
-            token[mine] = queries.token[local]
+        for product, mine in self._by_product(rows):
+            local, queries = rows[mine] - product.offset, product.queries
             keys = np.stack(
-                [
-                    np.full(len(mine), number),
-                    queries.owner[local],
-                    queries.start[local],
-                    product.batch[local],
-                    batch[mine],
-                ]
+                [queries.owner[local], queries.start[local], product.batch[local], batch[mine]]
             )
             unique, first, inverse = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+            if unique.shape[1] != np.unique(unique[:3], axis=1).shape[1]:
+                raise Refusal("reads one head's values in several ways", node)
             for column in np.argsort(first):
-                _, owner, start, key_batch, value_batch = (int(n) for n in unique[:, column])
-                key = (int(number), owner, start, key_batch)
-                if key in heads:
-                    raise Refusal("reads one head's values in several ways", node)
-                heads[key] = len(specs)
-                head[mine[inverse.reshape(-1) == column]] = len(specs)
+                owner, start, key_batch, value_batch = (int(n) for n in unique[:, column])
+                head[mine[inverse.reshape(-1) == column]] = len(heads)
                 query = Source(queries.owners[owner], start)
-                specs.append(
+                heads.append(
                     _head(product, query, key_batch, values, value_batch, weights, origins)
                 )
-        return tuple(specs), head, token
+        return tuple(heads), head, self._tokens(rows)
+
+    def _by_product(self, rows: Ids) -> Iterator[tuple[_Product, Ids]]:
+        """Yield each product with rows among `rows` [n], and their places there."""
+        offsets = [product.offset for product in self._products]
+        index = np.searchsorted(offsets, rows, side="right") - 1
+        for number in np.unique(index):
+            yield self._products[int(number)], np.flatnonzero(index == number)
 
     def _visible_and_mask(
         self, scores: AttentionScores, mask: Numbers
@@ -253,13 +245,11 @@ class Attention:
 
     def _tokens(self, rows: Ids) -> Ids:
         """Return the token of each row."""
-        result = np.zeros_like(rows)
-        index = np.searchsorted(np.array(self._offsets), rows, side="right") - 1
-        for number in np.unique(index):
-            product = self._products[int(number)]
-            mine = index == number
-            result[mine] = product.queries.token[rows[mine] - product.offset]
-        return result
+        flat = rows.reshape(-1)
+        tokens = np.zeros_like(flat)
+        for product, mine in self._by_product(flat):
+            tokens[mine] = product.queries.token[flat[mine] - product.offset]
+        return tokens.reshape(rows.shape)
 
     def _check_tables(self, rotation: RotaryEmbedding, token: Ids) -> None:
         """Check that all heads turn by the same angles."""

@@ -74,10 +74,8 @@ class Elementwise:
         if isinstance(first, AttentionScores) and node.op_type == "Tanh":
             return _bounded(node, first)
         if node.op_type in _UNARY and isinstance(first, LinearForm):
-            placed = self.resolver.resolve(first, operand(node, 0))
             values = {name: attribute.value for name, attribute in node.attributes.items()}
-            rows = self.writer.elementwise([placed.rows], node.op_type, node.outputs[0], **values)
-            return placed.move_to(rows, node)
+            return self._each(node, first, node.op_type, **values)
         raise Refusal("is not supported", node)
 
     def of_op_package(self, node: ir.Node, inputs: list[AbstractValue | None]) -> LinearForm:
@@ -89,9 +87,19 @@ class Elementwise:
                 " in and one out, without attributes, others need the QAIRT SDK",
                 node,
             )
-        placed = self.resolver.resolve(first, operand(node, 0))
-        name = f"{node.domain}::{node.op_type}"
-        rows = self.writer.elementwise([placed.rows], name, node.outputs[0])
+        return self._each(node, first, f"{node.domain}::{node.op_type}")
+
+    def _each(
+        self,
+        node: ir.Node,
+        form: LinearForm,
+        op_type: str,
+        *constants: ir.Value,
+        **attributes: object,
+    ) -> LinearForm:
+        """Write an operator on each element of the first input."""
+        placed, origin = self.resolver.resolve(form, operand(node, 0)), node.outputs[0]
+        rows = self.writer.elementwise([placed.rows], op_type, origin, constants, **attributes)
         return placed.move_to(rows, node)
 
     def _add(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
@@ -233,10 +241,7 @@ class Elementwise:
             return NormStep(first, first.shape, "square")
         if power == 3.0 and not first.varies:
             return self._cubed(node, first)
-        placed = self.resolver.resolve(first, operand(node, 0))
-        exponent = self.writer.factor(power)
-        rows = self.writer.elementwise([placed.rows], "Pow", node.outputs[0], constants=[exponent])
-        return placed.move_to(rows, node)
+        return self._each(node, first, "Pow", self.writer.factor(power))
 
     def _softmax(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         scores = inputs[0]

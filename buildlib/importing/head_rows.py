@@ -1,6 +1,7 @@
 """Composition of single heads: their features, activation and rotation."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ class HeadRows:
         start: first feature of the head, by row.
     """
 
-    owners: tuple[Activation, ...]
+    owners: Sequence[Activation]
     owner: Ids
     token: Ids
     start: Ids
@@ -84,15 +85,11 @@ def head_rows(roots: RootTensors, form: LinearForm) -> HeadRows:
             raise Refusal("a head's elements mix more than two features each")
         crossed += np.where(other, coef, 0.0)
         partner = np.where(other, relative, partner)
-    bases, owner = roots.owners(low)
-    owners = tuple(_rows(base) for base in bases)
-    features = np.array([rows.features for rows in owners])[owner]
-    local = low - np.array([rows.offset for rows in owners])[owner]
-    start = local % features
-    if (start + dim > features).any():
+    owners, owner, token, start = roots.activations(low)
+    if (start + dim > np.array([rows.features for rows in owners])[owner]).any():
         raise Refusal("a head crosses from one token to the next")
     rotation = _rotation(own, crossed, partner, roots.precision.tolerance)
-    return HeadRows(owners, owner, local // features, start, rotation)
+    return HeadRows(owners, owner, token, start, rotation)
 
 
 def cache_rows(roots: RootTensors, form: LinearForm, past: int) -> CacheRows:
@@ -218,9 +215,3 @@ def _constant(numbers: Floats, tolerance: float) -> float:
     if not np.allclose(numbers, value, rtol=tolerance, atol=0.0):
         raise Refusal("scales the elements of a head differently")
     return value
-
-
-def _rows(base: object) -> Activation:
-    if not isinstance(base, Activation):
-        raise Refusal("a head is made of token ids or of a cache")
-    return base

@@ -13,6 +13,7 @@ from buildlib.importing.root_tensors import (
     AttentionOutput,
     ProjectedActivation,
     RootTensors,
+    as_activation,
     token_and_feature,
 )
 from buildlib.importing.values import Floats, Ids, LinearForm, Numbers
@@ -99,7 +100,7 @@ class ActivationResolver:
         ]
         if not axes:
             return False
-        _, _, token, _ = self._owners(form.ids[0])
+        _, _, token, _ = self.roots.activations(form.ids[0])
         return any(token.shape[axis] > 1 and np.ptp(token, axis).any() for axis in axes)
 
     def join(self, pieces: Sequence[Piece], origin: ir.Value) -> Activation:
@@ -145,11 +146,11 @@ class ActivationResolver:
                 token, feature = ordered or token_and_feature(base, ids)
                 return [Piece(base, 0, base.features)], token, feature
         if base is not None:
-            owners = [_rows(base)]
+            owners = [as_activation(base)]
             token, feature = token_and_feature(owners[0], ids)
             owner = np.zeros_like(ids)
         else:
-            owners, owner, token, feature = self._owners(ids)
+            owners, owner, token, feature = self.roots.activations(ids)
         first = token == token.min()
         pieces: list[Piece] = []
         where: dict[tuple[int, int], int] = {}
@@ -168,7 +169,7 @@ class ActivationResolver:
             where[number, start] = total
             inside = (owner == number) & (feature >= start) & (feature < stop)
             result[inside] = feature[inside] - start + total
-            pieces.append(Piece(_rows(owners[number]), start, stop))
+            pieces.append(Piece(owners[number], start, stop))
             total += stop - start
         n_tokens = int(np.unique(token).size)
         if ids.size != n_tokens * total or np.unique(token * total + result).size != ids.size:
@@ -183,14 +184,6 @@ class ActivationResolver:
         token = np.broadcast_to(np.arange(ar)[:, None], (ar, features))
         feature = np.broadcast_to(np.arange(features), (ar, features))
         return np.broadcast_to(token, ids.shape), np.broadcast_to(feature, ids.shape)
-
-    def _owners(self, ids: Ids) -> tuple[list[Activation], Ids, Ids, Ids]:
-        roots, owner = self.roots.owners(ids)
-        owners = [_rows(root) for root in roots]
-        offsets = np.array([rows.offset for rows in owners])[owner]
-        features = np.array([rows.features for rows in owners])[owner]
-        local = ids - offsets
-        return owners, owner, local // features, local % features
 
     def _factor(self, form: LinearForm, placed: Placement) -> ir.Value:
         coef = form.coefs[0]
@@ -216,12 +209,6 @@ def unbiased_projection(rows: Activation) -> ProjectedActivation | None:
     if isinstance(rows, ProjectedActivation) and rows.bias is None and rows.value is None:
         return rows
     return None
-
-
-def _rows(base: object) -> Activation:
-    if not isinstance(base, Activation):
-        raise Refusal("treats token ids or a cache as an activation")
-    return base
 
 
 def _is_permutation(ids: Ids, base: Activation) -> bool:

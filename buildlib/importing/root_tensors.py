@@ -163,9 +163,25 @@ class RootTensors:
             owners.append(base)
         return owners, owner
 
+    def activations(self, ids: Ids) -> tuple[list[Activation], Ids, Ids, Ids]:
+        """Return the activations that ids belong to; for each id its own, token and feature."""
+        bases, owner = self.owners(ids)
+        owners = [as_activation(base) for base in bases]
+        offsets = np.array([rows.offset for rows in owners])[owner]
+        features = np.array([rows.features for rows in owners])[owner]
+        local = ids - offsets
+        return owners, owner, local // features, local % features
+
     def form_of(self, base: RootTensor, dims: tuple[int, ...]) -> LinearForm:
         """Return a whole root tensor as a form of shape `dims`."""
         return LinearForm((np.arange(base.offset, base.offset + base.size).reshape(dims),))
+
+
+def as_activation(base: RootTensor) -> Activation:
+    """Return a root tensor that must be an activation."""
+    if not isinstance(base, Activation):
+        raise Refusal("treats token ids or a cache as an activation")
+    return base
 
 
 def token_and_feature(rows: Activation, ids: Ids) -> tuple[Ids, Ids]:
