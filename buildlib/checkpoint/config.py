@@ -382,7 +382,16 @@ def _head_dim(hidden: object, heads: object) -> int | None:
     return hidden // heads
 
 
+_Model = TypeVar("_Model", bound=BaseModel)
 _Config = TypeVar("_Config", bound=DecoderConfig)
+
+
+def read_object(path: Path, kind: type[_Model]) -> _Model:
+    """Read a JSON file of a model folder as a pydantic model."""
+    try:
+        return kind.model_validate(read_json(path))
+    except ValidationError as error:
+        raise ModelFileError(path, str(first_fault(error, kind))) from error
 
 
 def _load(path: Path, kind: type[_Config]) -> _Config:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +12,7 @@ from buildlib.embedding.extraction import find_lookup, table_of
 from buildlib.encodings.attachment import encoding_of
 from buildlib.errors import EncodingsError, ModelFileError
 from buildlib.files import atomic_write
+from buildlib.graph.files import tensor_array
 from buildlib.graph.values import static_shape
 from buildlib.passes.base import load_with_encodings
 
@@ -58,22 +58,12 @@ def table_chunks(table: ir.Value) -> Iterator[npt.NDArray[np.float32]]:
     tensor, shape = table.const_value, static_shape(table)
     assert tensor is not None  # noqa: S101  (an initializer)
     assert shape is not None  # noqa: S101  (an initializer)
-    n_rows, width = shape
-    step = max(1, _CHUNK_BYTES // (4 * width))
-    for first in range(0, n_rows, step):
-        rows = _rows(tensor, first, min(step, n_rows - first), width).astype(np.float32)
+    array, step = tensor_array(tensor), max(1, _CHUNK_BYTES // (4 * shape[1]))
+    for first in range(0, shape[0], step):
+        rows = array[first : first + step].astype(np.float32)
         if not np.isfinite(rows).all():
             raise EncodingsError(str(table.name), "its values are not finite")
         yield rows
-
-
-def _rows(tensor: ir.TensorProtocol, first: int, count: int, width: int) -> npt.NDArray[Any]:
-    if not isinstance(tensor, ir.ExternalTensor):
-        rows: npt.NDArray[Any] = tensor.numpy()[first : first + count]
-        return rows
-    dtype = tensor.dtype.numpy()
-    offset = (tensor.offset or 0) + first * width * dtype.itemsize
-    return np.memmap(tensor.path, dtype, mode="r", offset=offset, shape=(count, width))
 
 
 def _range(table: ir.Value) -> tuple[float, float]:

@@ -6,12 +6,12 @@ Source: https://github.com/UbiquitousLearning/mllm (MIT), `examples/qwen3_qnn_ao
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from buildlib.checkpoint.layout import TOKENIZER_FILE, read_json
-from buildlib.errors import InputFileError, ModelFileError
+from buildlib.checkpoint.config import read_object
+from buildlib.checkpoint.layout import TOKENIZER_FILE
+from buildlib.errors import InputFileError
 from buildlib.foreign.artifact import ForeignArtifact
-from buildlib.validation import first_fault
 
 _CONFIG, _PLAIN_CONFIG, _BINARY = "config_*.json", "config.json", "*.bin"
 
@@ -36,10 +36,7 @@ def read_artifact(path: Path) -> ForeignArtifact:
     folder = path if path.is_dir() else path.parent
     binary = _only(folder, _BINARY) if path.is_dir() else path
     file = _only(folder, _CONFIG if any(folder.glob(_CONFIG)) else _PLAIN_CONFIG)
-    try:
-        config = _Config.model_validate(read_json(file))
-    except ValidationError as error:
-        raise ModelFileError(file, str(first_fault(error, _Config))) from error
+    config = read_object(file, _Config)
     tokenizer, ends = folder / TOKENIZER_FILE, config.eos_token_id
     return ForeignArtifact(
         path,

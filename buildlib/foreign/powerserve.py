@@ -6,18 +6,18 @@ and `src/backend/qnn`. Graphs take embeddings, which the host looks up in the GG
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from buildlib.checkpoint.layout import TOKENIZER_FILE, read_json
+from buildlib.checkpoint.config import read_object
+from buildlib.checkpoint.layout import TOKENIZER_FILE
 from buildlib.container.genie_positions import PositionalEncoding
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
-from buildlib.errors import InputFileError, ModelFileError
+from buildlib.errors import InputFileError
 from buildlib.foreign.artifact import ForeignArtifact
 from buildlib.gguf import GgufHeader
-from buildlib.validation import first_fault
 
 _WORKSPACE, _MODEL, _CONFIG = "workspace.json", "model.json", "qnn/config.json"
 _VOCABULARY, _WEIGHTS = "vocab.gguf", "ggml/weights.gguf"
@@ -25,7 +25,6 @@ _TABLE = "token_embd.weight"
 _ROWS = 1024
 _File = Annotated[str, Field(pattern=r"^\w[\w.+-]{0,199}$")]
 _Number = Annotated[int, Field(ge=0, le=1 << 32)]
-_Read = TypeVar("_Read", bound=BaseModel)
 
 
 class _Part(BaseModel):
@@ -75,8 +74,9 @@ def read_artifact(path: Path, folder: Path) -> ForeignArtifact:
     """
     source = path
     if (path / _WORKSPACE).is_file():
-        source = path / _read(path / _WORKSPACE, _Workspace).model_main
-    model, graphs = _read(source / _MODEL, _ModelFile), _read(source / _CONFIG, _QnnFile)
+        source = path / read_object(path / _WORKSPACE, _Workspace).model_main
+    model = read_object(source / _MODEL, _ModelFile)
+    graphs = read_object(source / _CONFIG, _QnnFile)
     if not graphs.embeddings:
         reason = f"{_CONFIG} has no embeddings: PowerServe computes its logits on the CPU"
         raise InputFileError(str(source), reason)
@@ -104,13 +104,6 @@ def read_artifact(path: Path, folder: Path) -> ForeignArtifact:
         table=_write_table(source / _WEIGHTS, folder / TABLE_FILE),
         positions=PositionalEncoding(rope_dim=rope.rope_dim // 2, rope_theta=rope.rope_freq_base),
     )
-
-
-def _read(path: Path, kind: type[_Read]) -> _Read:
-    try:
-        return kind.model_validate(read_json(path))
-    except ValidationError as error:
-        raise ModelFileError(path, str(first_fault(error, kind))) from error
 
 
 def _token(keys: Mapping[str, object], key: str) -> int | None:

@@ -13,12 +13,11 @@ from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from buildlib.checkpoint.layout import read_json
+from buildlib.checkpoint.config import read_object
 from buildlib.checkpoint.tensor_file import TensorRef, read_header
 from buildlib.errors import ModelFileError
-from buildlib.validation import first_fault
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -187,10 +186,7 @@ def _low_rank(
 
 
 def _read_config(path: Path) -> _PeftConfig:
-    try:
-        config = _PeftConfig.model_validate(read_json(path))
-    except ValidationError as error:
-        raise ModelFileError(path, str(first_fault(error, _PeftConfig))) from error
+    config = read_object(path, _PeftConfig)
     reason = config.beyond()
     if reason is not None:
         raise ModelFileError(path, f"unsupported: {reason}")
