@@ -114,20 +114,7 @@ class Interpreter:
             )
         if kind == "Split":
             return self._symbolic_layout.split(node, inputs)
-        return [self._one(node, inputs)]
-
-    def _one(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
-        kind, first = node.op_type, inputs[0]
-        if kind in layout.PASS_THROUGH and first is not None:
-            self._check_cast(node, first)
-            return first
-        if kind == "Concat":
-            return self._symbolic_layout.concatenated(node, inputs)
-        if kind == "Gather" and isinstance(first, Weight) and isinstance(inputs[1], LinearForm):
-            return self._embedding(node, first, inputs[1])
-        if kind in layout.LAYOUT and first is not None:
-            return self._symbolic_layout.rearranged(node, first, inputs[1:])
-        return self._computed(node, inputs)
+        return [self._result(node, inputs)]
 
     def _check_cast(self, node: ir.Node, value: AbstractValue) -> None:
         """Check that the type of a cast holds its numbers."""
@@ -183,8 +170,17 @@ class Interpreter:
         token = ids.ids[0] - base.offset
         return LinearForm((rows.offset + token[..., None] * width + np.arange(width),))
 
-    def _computed(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
+    def _result(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         match node.op_type, inputs:
+            case kind, [value, *_] if kind in layout.PASS_THROUGH and value is not None:
+                self._check_cast(node, value)
+                return value
+            case "Concat", _:
+                return self._symbolic_layout.concatenated(node, inputs)
+            case "Gather", [Weight() as table, LinearForm() as ids]:
+                return self._embedding(node, table, ids)
+            case kind, [value, *parameters] if kind in layout.LAYOUT and value is not None:
+                return self._symbolic_layout.rearranged(node, value, parameters)
             case "MatMul", [LinearForm() as queries, LinearForm() as keys]:
                 return self.attention.score(node, queries, keys)
             case "MatMul", [AttentionScores() as weights, LinearForm() as values]:
