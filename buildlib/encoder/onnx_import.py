@@ -23,7 +23,7 @@ from buildlib.errors import ModelFileError
 from buildlib.graph.builder import IR_VERSION, OPSET
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.interface import MASKED
-from buildlib.graph.values import infer_shapes, remove_unused
+from buildlib.graph.values import infer_shapes, remove_unused, tensor_value
 from buildlib.importing.constants import fold
 from buildlib.importing.refusal import Refusal
 from buildlib.numerics.runners import OnnxRunner
@@ -172,13 +172,7 @@ class _Importer:
         return ModelFileError(self.path, reason)
 
     def constant(self, name: str, values: object, dtype: type = np.float32) -> ir.Value:
-        tensor = ir.tensor(np.asarray(values, dtype), name=name)
-        value = ir.Value(
-            name=name,
-            type=ir.TensorType(tensor.dtype),
-            shape=ir.Shape(tensor.shape.numpy()),
-            const_value=tensor,
-        )
+        value = tensor_value(ir.tensor(np.asarray(values, dtype), name=name), name)
         self.graph.register_initializer(value)
         return value
 

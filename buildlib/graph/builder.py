@@ -7,6 +7,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from buildlib.checkpoint.tensor_file import StoredDtype, TensorRef
+from buildlib.graph.values import tensor_value
 
 OPSET = 23
 """The first with RMSNormalization, which the NPU runs as one operator at full precision."""
@@ -106,10 +107,5 @@ class GraphBuilder:
 
     def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
         if name not in self.initializers:
-            self.initializers[name] = ir.Value(
-                name=name,
-                type=ir.TensorType(tensor.dtype),
-                shape=ir.Shape(tensor.shape.numpy()),
-                const_value=tensor,
-            )
+            self.initializers[name] = tensor_value(tensor, name)
         return self.initializers[name]

@@ -34,6 +34,12 @@ def infer_shapes(model: ir.Model) -> None:
             value.dtype = ir.DataType(info.type.tensor_type.elem_type)
 
 
+def tensor_value(tensor: ir.TensorProtocol, name: str) -> ir.Value:
+    """Return the value of a tensor that a graph keeps as an initializer."""
+    kind, shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+    return ir.Value(name=name, type=kind, shape=shape, const_value=tensor)
+
+
 def static_shape(value: ir.Value) -> tuple[int, ...] | None:
     """Return the shape as numbers, or None when a dimension is unknown."""
     if value.shape is None or not all(isinstance(dim, int) for dim in value.shape):

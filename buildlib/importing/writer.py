@@ -10,7 +10,7 @@ import onnx_ir as ir
 from buildlib.encodings.attachment import encoding_of, inherit, set_encoding
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
-from buildlib.graph.values import static_shape
+from buildlib.graph.values import static_shape, tensor_value
 from buildlib.importing.encoding_transfer import reshape_encoding
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.root_tensors import (
@@ -172,12 +172,7 @@ class Writer:
             assert tensor is not None  # noqa: S101  (initializers have numbers)
             if not source.is_initializer() and not np.isfinite(tensor.numpy()).all():
                 raise Refusal(f"constant {name} holds what is not finite")
-            parameter = ir.Value(
-                name=name,
-                type=ir.TensorType(tensor.dtype),
-                shape=ir.Shape(dims),
-                const_value=_reshaped(tensor, dims),
-            )
+            parameter = tensor_value(_reshaped(tensor, dims), name)
             self._names.add(name)
             self.builder.initializers[name] = parameter
         encoding = encoding_of(source)

@@ -14,14 +14,16 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from buildlib.encodings.attachment import encoding_of, inherit, set_encoding
 from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
-from buildlib.graph.values import infer_shapes, remove_unused, static_shape
+from buildlib.graph.values import infer_shapes, remove_unused, static_shape, tensor_value
 from buildlib.passes.base import FLOAT, SORTED, STATIC, Condition, Pass, PreconditionError
 from buildlib.passes.projection_slices import ProjectionSlicer, constant_integers
 
@@ -206,15 +208,11 @@ class HeadSplitter:
         """Return an int64 initializer, shared by all users of equal numbers."""
         name = "head_" + "_".join("ar" if number < 0 else str(number) for number in numbers)
         if name not in self.graph.initializers:
-            array = np.array(numbers, dtype=np.int64)
-            self._register(ir.tensor(array, name=name), name)
+            self._register(name, np.array(numbers, dtype=np.int64))
         return self.graph.initializers[name]
 
-    def _register(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-        shape = ir.Shape(tensor.shape.numpy())
-        value = ir.Value(
-            name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor
-        )
+    def _register(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
+        value = tensor_value(ir.tensor(array, name=name), name)
         self.graph.register_initializer(value)
         return value
 
@@ -320,7 +318,7 @@ class HeadSplitter:
             array = tensor_array(value.const_value)
             for place, index in indices.items():
                 array = array.take([index], axis=place)
-            inherit(self._register(ir.tensor(array, name=name), name), value)
+            inherit(self._register(name, array), value)
         return self.graph.initializers[name]
 
     def _transpose(self, node: ir.Node) -> None:

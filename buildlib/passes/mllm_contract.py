@@ -17,7 +17,7 @@ import onnx_ir as ir
 from buildlib.encodings.attachment import encoding_of, inherit, set_encoding
 from buildlib.encodings.model import Encoding
 from buildlib.graph import interface
-from buildlib.graph.values import infer_shapes, static_shape
+from buildlib.graph.values import infer_shapes, static_shape, tensor_value
 from buildlib.passes.base import FLOAT, SORTED, STATIC, Condition, Pass
 from buildlib.toolchains.base import GraphInfo
 
@@ -178,8 +178,5 @@ def _rounded_down(values: Floats, encoding: Encoding) -> Floats:
 
 
 def _constant(graph: ir.Graph, name: str, array: npt.NDArray[np.int64] | Floats) -> ir.Value:
-    tensor = ir.tensor(array, name=name)
-    value = _value(name, array.shape, tensor.dtype)
-    value.const_value = tensor
-    graph.initializers[name] = value
-    return value
+    graph.initializers[name] = tensor_value(ir.tensor(array, name=name), name)
+    return graph.initializers[name]

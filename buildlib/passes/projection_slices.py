@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from buildlib.encodings.attachment import encoding_of, inherit, set_encoding
 from buildlib.graph.files import tensor_array
-from buildlib.graph.values import is_parameter, static_shape
+from buildlib.graph.values import is_parameter, static_shape, tensor_value
 
 Range = tuple[int, int]
 
@@ -183,9 +183,7 @@ def slice_rows(value: ir.Value, start: int, stop: int, axis: int = 0) -> ir.Valu
     name = f"{value.name}_rows_{start}_{stop}"
     if name in graph.initializers:
         return graph.initializers[name]
-    part = _slice_tensor(tensor, dims, axis, start, stop, name)
-    shape = ir.Shape(part.shape.numpy())
-    rows = ir.Value(name=name, type=value.type, shape=shape, const_value=part)
+    rows = tensor_value(_slice_tensor(tensor, dims, axis, start, stop, name), name)
     graph.register_initializer(rows)
     return _inherit_rows(rows, value, start, stop, axis)
 
