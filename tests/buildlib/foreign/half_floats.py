@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from buildlib.targets import parse_target
 from buildlib.toolchains.base import GraphPorts, TensorInfo
@@ -25,6 +25,7 @@ from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from suites.models import tiny_llama
 from tests.buildlib.foreign.pte import program_with
+from tests.buildlib.onnx_models import model_of
 from tools.tiny_llama.architecture import Architecture
 from tools.tiny_llama.gguf_file import write_gguf
 from tools.tiny_llama.numpy_model import load_weights
@@ -44,7 +45,7 @@ class Graph:
 
     ar: int
     nodes: list[onnx.NodeProto] = field(default_factory=list)
-    constants: list[onnx.TensorProto] = field(default_factory=list)
+    constants: dict[str, Array] = field(default_factory=dict)
     inputs: list[TensorInfo] = field(default_factory=list)
     outputs: list[TensorInfo] = field(default_factory=list)
 
@@ -60,8 +61,7 @@ class Graph:
 
     def constant(self, values: object, dtype: npt.DTypeLike = np.float16) -> str:
         name = f"c{len(self.constants)}"
-        array = np.ascontiguousarray(np.asarray(values, dtype))
-        self.constants.append(numpy_helper.from_array(array, name))
+        self.constants[name] = np.ascontiguousarray(np.asarray(values, dtype))
         return name
 
     def node(self, kind: str, *inputs: str, **attributes: Any) -> str:  # noqa: ANN401
@@ -131,14 +131,13 @@ class Graph:
         return self.linear(self.norm(x, "model.norm.weight"), WEIGHTS["model.embed_tokens.weight"])
 
     def save(self, path: Path) -> None:
-        kinds = {name: kind for kind, name in DTYPES.items()}
         inputs, outputs = (
-            [helper.make_tensor_value_info(one.name, kinds[one.dtype], one.shape) for one in some]
+            {one.name: (one.dtype, one.shape) for one in some}
             for some in (self.inputs, self.outputs)
         )
-        graph = helper.make_graph(self.nodes, path.stem, inputs, outputs, self.constants)
-        opset = [helper.make_opsetid("", 21)]
-        onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), path)
+        model = model_of(self.nodes, inputs, outputs, self.constants)
+        model.graph.name = path.stem
+        onnx.save(model, path)
 
 
 def powerserve_chunk(ar: int, layers: Sequence[int], slots: int, columns: int) -> Graph:
