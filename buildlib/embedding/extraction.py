@@ -4,7 +4,13 @@ import onnx_ir as ir
 
 from buildlib.encodings.attachment import encoding_of, inherit
 from buildlib.graph import interface
-from buildlib.graph.values import is_parameter, remove_unused, source_of, static_shape
+from buildlib.graph.values import (
+    is_parameter,
+    operand,
+    remove_unused,
+    source_of,
+    static_shape,
+)
 from buildlib.passes.base import SORTED, STATIC, Condition, Pass
 
 
@@ -68,9 +74,7 @@ def find_lookup(model: ir.Model) -> ir.Node | None:
 
 def table_of(lookup: ir.Node) -> ir.Value:
     """Return the stored table [vocab, hidden] of a lookup."""
-    data = lookup.inputs[0]
-    assert data is not None  # noqa: S101  (a Gather)
-    return source_of(data)
+    return source_of(operand(lookup, 0))
 
 
 def _ids(model: ir.Model) -> ir.Value | None:

@@ -56,6 +56,13 @@ def declared_shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
     return tuple(dim for dim in dims if dim is not None)
 
 
+def operand(node: ir.Node, index: int) -> ir.Value:
+    """Return an input of a node, which its operator requires."""
+    value = node.inputs[index]
+    assert value is not None  # noqa: S101  (required)
+    return value
+
+
 def source_of(value: ir.Value) -> ir.Value:
     """Return the stored initializer that `value` is a cast of, or `value` itself."""
     producer = value.producer()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from buildlib.graph.values import operand
 from buildlib.importing.head_rows import (
     CacheRows,
     HeadRows,
@@ -121,8 +122,7 @@ class Attention:
         self._products.append(product)
         self._end += batch.size
         rows = np.arange(product.offset, self._end).reshape(batch.shape)
-        query, key = node.inputs[0], node.inputs[1]
-        assert query is not None and key is not None  # noqa: S101, PT018
+        query, key = operand(node, 0), operand(node, 1)
         origins = (("query", query), ("keys", key), ("scores", node.outputs[0]))
         return AttentionScores(rows, length, origins=origins)
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from buildlib.graph.values import operand
 from buildlib.importing.attention import Attention
-from buildlib.importing.normalisation import Normalisations, operand, same_form
+from buildlib.importing.normalisation import Normalisations, same_form
 from buildlib.importing.projections import Projections, vector_value
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.resolver import ActivationResolver, Placement, feature_vector

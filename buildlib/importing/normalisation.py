@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from buildlib.graph.values import operand
 from buildlib.importing.projections import vector_value
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.resolver import ActivationResolver, Placement, feature_vector
@@ -105,13 +106,6 @@ class Normalisations:
             raise Refusal("normalises over features of several heads", node)
         rows = self.writer.norm(placed.rows, group, epsilon, node.outputs[0], gain)
         return placed.move_to(rows, node)
-
-
-def operand(node: ir.Node, index: int) -> ir.Value:
-    """Return the value of the source that is input `index`."""
-    value = node.inputs[index]
-    assert value is not None  # noqa: S101  (it has a form)
-    return value
 
 
 def same_form(first: LinearForm, second: LinearForm) -> bool:

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
+from buildlib.graph.values import operand
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.resolver import ActivationResolver, unbiased_projection
 from buildlib.importing.root_tensors import Activation
@@ -75,9 +76,7 @@ class Projections:
     ) -> LinearForm:
         swapped = transposed != weight.transposed
         width_in, width_out = weight.dims[::-1] if swapped else weight.dims
-        first = node.inputs[0]
-        assert first is not None  # noqa: S101  (it has a form)
-        placed = self.resolver.resolve(form, first)
+        placed = self.resolver.resolve(form, operand(node, 0))
         rows, feature = placed.rows, placed.feature
         if form.shape[-1] != width_in or rows.features != width_in:
             sizes = f"{form.shape[-1]} of {rows.features}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from buildlib.graph import interface
-from buildlib.graph.values import is_parameter, source_of, static_shape
+from buildlib.graph.values import is_parameter, operand, source_of, static_shape
 
 _ACTIVATIONS = frozenset({"Sigmoid", "Gelu", "Erf", "Tanh", "Relu", "Swish", "HardSwish"})
 
@@ -35,9 +35,7 @@ class Projection:
     @property
     def input(self) -> ir.Value:
         """The projected value."""
-        value = self.node.inputs[0]
-        assert value is not None  # noqa: S101  (a Gemm)
-        return value
+        return operand(self.node, 0)
 
     @property
     def output(self) -> ir.Value:
@@ -136,7 +134,7 @@ class _Finder:
         """Return the first node below `value`, in the graph's order, that fits."""
         values = {value}
         for node in self._order:
-            if any(operand in values for operand in node.inputs):
+            if any(value in values for value in node.inputs):
                 if fits(node):
                     return node
                 values.update(node.outputs)
@@ -173,9 +171,7 @@ def _is_activated(node: ir.Node) -> bool:
 
 
 def _projection(node: ir.Node) -> Projection:
-    weight = node.inputs[1]
-    assert weight is not None  # noqa: S101  (a linear node)
-    shape = static_shape(source_of(weight))
+    shape = static_shape(source_of(operand(node, 1)))
     assert shape is not None  # noqa: S101  (a linear node)
     transposed = node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
     n_in, n_out = shape[::-1] if transposed else shape

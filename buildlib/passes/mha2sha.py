@@ -23,7 +23,13 @@ import onnx_ir as ir
 from buildlib.encodings.attachment import encoding_of, inherit, set_encoding
 from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
-from buildlib.graph.values import infer_shapes, remove_unused, static_shape, tensor_value
+from buildlib.graph.values import (
+    infer_shapes,
+    operand,
+    remove_unused,
+    static_shape,
+    tensor_value,
+)
 from buildlib.passes.base import FLOAT, SORTED, STATIC, Condition, Pass, PreconditionError
 from buildlib.passes.projection_slices import ProjectionSlicer, constant_integers
 
@@ -226,8 +232,7 @@ class HeadSplitter:
         return len(target) == 4 and target[0] == -1 and np.prod(target[1:]) == dims[-1]
 
     def _split_projection(self, node: ir.Node) -> None:
-        flat, whole = node.inputs[0], node.outputs[0]
-        assert flat is not None  # noqa: S101  (an entrance)
+        flat, whole = operand(node, 0), node.outputs[0]
         _, n_kv, group, _ = constant_integers(node.inputs[1])
         pieces = self._projections.slice_columns(flat, n_kv * group, node)
         self.heads[whole] = Heads(whole, pieces, group, TOKENS_FIRST, stored=None)
@@ -322,8 +327,7 @@ class HeadSplitter:
         return self.graph.initializers[name]
 
     def _transpose(self, node: ir.Node) -> None:
-        value, whole = node.inputs[0], node.outputs[0]
-        assert value is not None  # noqa: S101  (required)
+        value, whole = operand(node, 0), node.outputs[0]
         perm = node.attributes.get_ints("perm", ())
         if len(perm) != 4:
             raise PreconditionError(f"{_label(node)} has no order of four axes")
@@ -340,8 +344,7 @@ class HeadSplitter:
 
     def _merge_heads(self, node: ir.Node) -> None:
         """Reshape from [AR, n_kv, group, x] back to tokens."""
-        value, target = node.inputs[0], constant_integers(node.inputs[1])
-        assert value is not None  # noqa: S101  (required)
+        value, target = operand(node, 0), constant_integers(node.inputs[1])
         heads = self.heads.get(value) or self._materialized(value)
         dims = static_shape(heads.replicas[0]) or (0,)
         width = heads.n_kv * heads.group * dims[-1]

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from buildlib.encodings.attachment import encoding_of, inherit, set_encoding
 from buildlib.graph.files import tensor_array
-from buildlib.graph.values import is_parameter, static_shape, tensor_value
+from buildlib.graph.values import is_parameter, operand, static_shape, tensor_value
 
 Range = tuple[int, int]
 
@@ -49,21 +49,21 @@ class ProjectionSlicer:
         if node.op_type in {"Split", "Slice"}:
             start = _slice_start(value, node)
             assert start is not None  # noqa: S101  (it is cuttable)
-            return self._sliced(_input(node, 0), (start + piece[0], start + piece[1]), before)
+            return self._sliced(operand(node, 0), (start + piece[0], start + piece[1]), before)
         output = _column_value(value, piece)
         if str(output.name) in self._made:
             return self._made[str(output.name)]
         if node.op_type == "Gemm":
-            inputs = [_input(node, 0), self._rows(_input(node, 1), piece, before, 0)]
+            inputs = [operand(node, 0), self._rows(operand(node, 1), piece, before, 0)]
             inputs += [
                 self._rows(bias, piece, before) for bias in node.inputs[2:] if bias is not None
             ]
         else:
             inputs = [
-                self._rows(operand, piece, before)
-                if is_parameter(operand)
-                else self._sliced(operand, piece, before)
-                for operand in (_input(node, 0), _input(node, 1))
+                self._rows(part, piece, before)
+                if is_parameter(part)
+                else self._sliced(part, piece, before)
+                for part in (operand(node, 0), operand(node, 1))
             ]
         return self._add(node, inputs, output, before)
 
@@ -78,7 +78,7 @@ class ProjectionSlicer:
         name = f"{value.name}_rows_{piece[0]}_{piece[1]}"
         if name in self._made:
             return self._made[name]
-        rows = self._rows(_input(node, 0), piece, before, axis)
+        rows = self._rows(operand(node, 0), piece, before, axis)
         dims[axis] = piece[1] - piece[0]
         output = ir.Value(name=name, type=value.type, shape=ir.Shape(dims))
         _inherit_rows(output, value, *piece, axis % len(dims))
@@ -101,7 +101,7 @@ def _is_sliceable(value: ir.Value) -> bool:
     if node is None or not _dims(value):
         return False
     if node.op_type in {"Split", "Slice"}:
-        return _slice_start(value, node) is not None and _is_sliceable(_input(node, 0))
+        return _slice_start(value, node) is not None and _is_sliceable(operand(node, 0))
     constants = [v for v in node.inputs if v is not None and is_parameter(v)]
     others = [v for v in node.inputs if v is not None and not is_parameter(v)]
     if len(others) != 1 or not constants or node.domain:
@@ -126,7 +126,7 @@ def _is_row(value: ir.Value, width: int) -> bool:
 
 def _slice_start(output: ir.Value, node: ir.Node) -> int | None:
     """Return where along the last axis a Split or Slice starts to take `output`, if known."""
-    source = _dims(_input(node, 0))
+    source = _dims(operand(node, 0))
     last = {-1, len(source) - 1}
     if node.op_type == "Split":
         if node.attributes.get_int("axis", 0) not in last:
@@ -151,12 +151,6 @@ def _column_value(value: ir.Value, piece: Range) -> ir.Value:
     name = f"{value.name}_columns_{piece[0]}_{piece[1]}"
     dims = (*_dims(value)[:-1], piece[1] - piece[0])
     return inherit(ir.Value(name=name, type=value.type, shape=ir.Shape(dims)), value)
-
-
-def _input(node: ir.Node, index: int) -> ir.Value:
-    value = node.inputs[index]
-    assert value is not None  # noqa: S101  (an operator's required input)
-    return value
 
 
 def _width(value: ir.Value) -> int:
