@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from tests.chaos.test_chaos import FAULTS, SEED, say
+from tests.campaigns import say
+from tests.chaos.test_chaos import FAULTS, SEED
 from tests.two_users import ANN, BOB, TIMEOUT_S, SharedFolder, shared_folder
 
 _PROGRAM = """

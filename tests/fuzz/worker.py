@@ -1,7 +1,6 @@
-"""Runs cases one after the other: `python -m tests.fuzz.worker WORK SEED COMPILE_EVERY CASE...`.
+"""Runs cases one after the other: `python -m tests.fuzz.worker WORK SEED COMPILE_EVERY [CASE...]`.
 
-A line `begin CASE` before each, and its verdict as JSON after it, so that whoever reads them knows
-which case killed the process or keeps it busy.
+Without cases, it takes them from its input, a line each. It prints the verdict on each as JSON.
 """
 
 import resource
@@ -21,12 +20,10 @@ def main() -> None:
     base = work / "base"
     if not base.exists():
         write_model(base)
-    out = sys.stdout
-    for case in map(int, sys.argv[4:]):
-        out.write(f"begin {case}\n")
-        out.flush()
-        out.write(run_case(base, work / "case", seed, case, every).to_json() + "\n")
-        out.flush()
+    for case in map(int, sys.argv[4:] or sys.stdin):
+        verdict = run_case(base, work / "case", seed, case, every)
+        sys.stdout.write(verdict.to_json() + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
