@@ -43,13 +43,7 @@ from harness.pipeline.recipe import LLMPipelineConfig
 from harness.plans.plan_file import load_plan
 from harness.pool.config import load_config
 from harness.results.metrics import Measurement
-from harness.results.records import (
-    ContainerInfo,
-    DeviceInfo,
-    Provenance,
-    Run,
-    WorkloadRecord,
-)
+from harness.results.records import DeviceInfo, WorkloadRecord
 from harness.results.store import ResultsStore
 from harness.runtimes.description import read_description
 from harness.runtimes.llama_cpp.runtime import LlamaCppDescription
@@ -58,6 +52,7 @@ from suites.models import tiny_llama
 from tests.command_line import qnnfarm
 from tests.conftest import kill_server
 from tests.documents import ROOT, Block, Shell, blocks, commands, difference
+from tests.harness.results.conftest import _make_run
 from tests.postgresql_server import running_postgresql_server
 from tests.qairt_sdk import make_sdk
 from tests.system import CONDITIONS, needs
@@ -204,35 +199,30 @@ def stored_nights(
     path: Path, last: datetime, *, commit: str = "b7" * 20, genie: str = "1.22", prompt: int = 512
 ) -> list[str]:
     """Store 30 nights of two phones that lose 5 % in the last three; return the runs' ids."""
+    base = _make_run()
+    model = {"model": "my-llama", "target": "SM8750", "ars": (1, 128), "cl": 4096}
+    phone: dict[str, Any] = {"emulator": False, "model": "SM-S938B", "manufacturer": "Samsung"}
     with ResultsStore.open(path) as store:
         for night in range(30):
             level = (50.95 if night < 27 else 48.5) + (0.5, -0.3, 0.1, -0.5)[night % 4]
+            source = {
+                "library_versions": {"genie": "1.21" if night < 27 else genie}, "host": "lab",
+                "git_commit": commit if night == 29 else f"{0x9A + night:02x}" * 20,
+                "git_branch": "main", "git_dirty": None, "toolchain_versions": {},
+            }  # fmt: skip
             for serial, difference in (("R5CX1", 0.1), ("R5CX2", -0.1)):
-                run = Run(
-                    kind="bench",
+                value = Measurement(metric="decode_tokens_per_s", value=level + difference)
+                run = _make_run(
                     status="done",
                     created_at=last - timedelta(days=29 - night),
-                    container=ContainerInfo(
-                        model="my-llama", sha256="a" * 64, target="SM8750", ars=(1, 128),
-                        cl=4096, n_splits=2, precision="W4A16",
-                    ),
-                    device=DeviceInfo(
-                        serial=serial, soc="SM8750", emulator=False, model="SM-S938B",
-                        manufacturer="Samsung",
-                    ),
+                    container=base.container.model_copy(update={**model, "precision": "W4A16"}),
+                    device=DeviceInfo(serial=serial, soc="SM8750", **phone),
                     workload=WorkloadRecord(
                         runner="genie-t2t-run", prompt_tokens=prompt, max_new_tokens=128
                     ),
-                    provenance=Provenance(
-                        toolchain="ort_qnn", toolchain_versions={}, qnnfarm_version="0.1.0",
-                        library_versions={"genie": "1.21" if night < 27 else genie}, host="lab",
-                        git_commit=commit if night == 29 else f"{0x9A + night:02x}" * 20,
-                        git_branch="main",
-                    ),
-                    measurements=(
-                        Measurement(metric="decode_tokens_per_s", value=level + difference),
-                    ),
-                )  # fmt: skip
+                    provenance=base.provenance.model_copy(update=source),
+                    measurements=(value,),
+                )
                 store.write_run(run)
         return [run.id for run in store.list_runs()]
 

@@ -1,17 +1,11 @@
 """`qnnfarm aot`: from a checkpoint to mllm's files, as its document walks."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from buildlib.mllm.parameter_file import read_parameters
 from suites.models import tiny_llama
-
-if TYPE_CHECKING:
-    import subprocess
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.harness.cli.conftest import Run
 
 
 def test_the_first_stage_as_mllms_document_has_it(qnnfarm: Run, tmp_path: Path) -> None:

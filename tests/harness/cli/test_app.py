@@ -1,73 +1,56 @@
-"""The way out of the command line."""
+"""The way out of the command line, and its help."""
 
 import re
 import signal
-import subprocess
-import sys
+import warnings
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from harness.cli.app import main
-
-_LOST = """
-import signal
 from harness.cli import app
+from harness.exit_codes import INTERRUPTED, NO_ANSWER
+from tests.harness.cli.conftest import Run
 
-class Finalized:
-    def __del__(self):
-        signal.raise_signal(signal.SIGTERM)
-
-def command_line():
-    def run(**_):
-        Finalized()
-        {end}
-    return run
-
-app.command_line = command_line
-app.main()
-"""
+Main = Callable[[Callable[..., object]], object]
 
 
-@pytest.mark.parametrize("end", ["return", "raise SystemExit(0)", "raise OSError('in a clean-up')"])
-def test_an_interrupt_that_got_lost_shows_in_the_exit_code(end: str) -> None:
-    code = _LOST.format(end=end)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 130, done.stderr
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[Main]:
+    """Runs `main` with another command line, and returns its exit code."""
+
+    def run(command: Callable[..., object]) -> object:
+        monkeypatch.setattr(app, "command_line", lambda: command)
+        with pytest.raises(SystemExit) as end:
+            app.main()
+        return end.value.code
+
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["bnech"], "no such command 'bnech': did you mean 'bench'? `qnnfarm -h` shows"),
-        (["pool", "show", "--pol", "x"],
-         "no such option: --pol: did you mean --pool? `qnnfarm pool show -h` shows"),
-        (["bench"], "missing argument 'CONTAINER_DIR'; `qnnfarm bench -h` shows"),
-        (["bench", ".", "--db", "x", "--wait", "soon"],
-         "invalid value for '--wait': must be a number, not 'soon'; `qnnfarm"),
-        (["bench", ".", "--db", "x", "--sessions", "0"],
-         "invalid value for '--sessions': must be at least 1, not '0'"),
-        (["bench", ".", "--db", "x", "--\x1b[31m\n"], "no such option: --"),
-        (["bench", ".", "--max-warmup", "-1"], "--max-warmup: must be at least 0, not -1"),
-        (["bench", ".", "-d", "64", "-p", "2"], "--prompt-tokens: after a depth"),
-        (["evaluate", ".", "suites/tasks", "--max-tokens", "9", "--system", "x"],
-         "--system is the system message of a chat: give --chat, too"),
-        (["embed", ".", "x", "--min-cosine", "0"], "--min-cosine is the cosine with float"),
-    ],
-)  # fmt: skip
-def test_wrong_use_is_one_line(
-    words: list[str],
-    line: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("end", [None, SystemExit(0), OSError("in a clean-up")], ids=repr)
+def test_an_interrupt_that_got_lost_shows_in_the_exit_code(
+    main: Main, end: BaseException | None
 ) -> None:
-    assert _exit_code(words, monkeypatch) == 2
-    said = capsys.readouterr()
-    assert not said.out
-    assert said.err.startswith(f"qnnfarm: {line}")
-    assert said.err.count("\n") == 1
-    assert said.err.strip().isprintable()
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def command(**_: object) -> None:
+        Finalized()
+        if end is not None:
+            raise end
+
+    assert main(command) == INTERRUPTED
+
+
+def test_a_bug_is_no_answer(main: Main, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(lambda **_: 1 / 0) == NO_ANSWER
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -80,36 +63,15 @@ def test_wrong_use_is_one_line(
         (["-h"], "--help"),
     ],
 )
-def test_help_names_no_type_of_python(
-    words: list[str],
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    assert _exit_code(words, monkeypatch) == 0
-    shown = capsys.readouterr().out
-    assert told in shown
-    assert not re.search(r"<\w|bool|list\[", shown)
+def test_help_names_no_type_of_python(qnnfarm: Run, words: list[str], told: str) -> None:
+    done = qnnfarm(*words, COLUMNS="100")
+    assert done.returncode == 0
+    assert told in done.stdout
+    assert not re.search(r"<\w|bool|list\[", done.stdout)
 
 
-def test_a_group_without_a_command_shows_its_help(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _exit_code(["pool"], monkeypatch) == 2
-    said = capsys.readouterr()
-    assert "unquarantine" in said.out + said.err
-    assert "qnnfarm: " not in said.err
-
-
-def _exit_code(words: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(sys, "argv", ["qnnfarm", *words])
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    try:
-        with pytest.raises(SystemExit) as left:
-            main()
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-    return left.value.code
+def test_a_group_without_a_command_shows_its_help(qnnfarm: Run) -> None:
+    done = qnnfarm("pool")
+    assert done.returncode == 2
+    assert "unquarantine" in done.stdout + done.stderr
+    assert "qnnfarm: " not in done.stderr

@@ -65,28 +65,3 @@ def test_a_recipe_gives_its_bits(qnnfarm: Run, tmp_path: Path) -> None:
     (summary,) = json.loads(built.stdout)
     assert summary["precision"] == "W4A16"
     assert summary["size_bytes"] < 3_400_000  # of W8A16 4.4 MB
-    refused = qnnfarm("build", MODEL, *where, "--recipe", "w4a61")
-    assert refused.returncode == 2
-    assert "w4a16" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("speculative_config: {draft_len: 6", "line 1"),
-        ("- max_workers", "no mapping"),
-        ("max_workers: 1\nmax_workers: 2", "line 2"),
-        ("speculative_config: {ssd_tensor_file: none.pt, branches: [2]}", "/none.pt"),
-        ("no_option: 1", "no_option"),
-    ],
-)
-def test_a_wrong_file_of_options_is_refused_in_a_line(
-    qnnfarm: Run, tmp_path: Path, content: str, said: str
-) -> None:
-    file = tmp_path / "options.yaml"
-    file.write_text(content)
-    done = qnnfarm("build", MODEL, *TARGET, *SHAPE, "--options", file, "--out", tmp_path / "out")
-    assert done.returncode == 2, done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr

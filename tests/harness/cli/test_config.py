@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from harness.exit_codes import BAD, GOOD, NO_ANSWER
+from harness.exit_codes import BAD, GOOD
 from tests.buildlib.container.genie_configurations import DIALOG, HTP, changed
 from tests.harness.cli.conftest import Run
 
@@ -26,10 +26,3 @@ def test_files_of_several_kinds(qnnfarm: Run, tmp_path: Path, tiny_bundle: Path)
     assert dialog["ours"] == {"accepts": False, "faults": [{"pointer": place, "reason": hint}]}
     assert [fault["pointer"] for fault in dialog["genie"]["faults"]] == [place]
     assert sampler["accepted"]
-
-
-def test_files_of_unknown_kinds_are_no_answer(qnnfarm: Run, tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"dialgo": {}}')
-    done = qnnfarm("config", "check", tmp_path / "a.json")
-    assert done.returncode == NO_ANSWER
-    assert "did you mean dialog?" in done.stderr

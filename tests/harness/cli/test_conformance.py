@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,10 @@ from buildlib.container.container import GenAIContainer
 from harness.cli.conformance import _compare, _compare_scores, _Containers, _graphs_of, _Refuted
 from harness.devices.device import Device
 from harness.runtimes.base import GenerationResult
-from tests import command_line
+from tests.harness.cli.conftest import Run
 from tests.qairt_sdk import make_sdk
 
 pytestmark = pytest.mark.first
-
-Run = Callable[..., command_line.Done]
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from harness.cli.devices import _holders
 from harness.devices.adb.client import AdbServer
 from harness.devices.device import Device
@@ -70,14 +68,6 @@ def test_a_virtual_device_has_its_name_and_no_list_starts_one(
         assert manager.get("resting").state == "stopped"
     finally:
         manager.remove("resting")
-
-
-@pytest.mark.parametrize("name", ["linux:a b", "linux:", "local:x", "$(id)", "a\x1b[2Jb"])
-def test_names_of_no_device_are_refused(qnnfarm: Run, name: str) -> None:
-    done = qnnfarm("devices", name)
-    assert done.returncode == 2
-    assert "names no device" in done.stderr
-    assert done.stderr.strip().isprintable()
 
 
 def test_a_device_that_is_listed_twice_hides_no_holder(adb_environment: Path) -> None:

@@ -10,7 +10,6 @@ from harness.runtimes.dialog_settings import DialogSettings
 from harness.workloads.bench import Bench
 from harness.workloads.generate import Generate
 from harness.workloads.registry import from_json, to_json
-from tests.command_line import qnnfarm
 
 
 def test_tokens_are_ids_or_a_file_of_ids(tmp_path: Path) -> None:
@@ -65,23 +64,3 @@ def test_workloads_with_settings_go_to_json_and_back() -> None:
         Bench.of(seed=7, top_k=40),
     ):
         assert from_json(to_json(workload)) == workload
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "give a prompt: --prompt, --prompt-file, --tokens or --embeddings"),
-        (["--prompt", "a", "--tokens", "1"], "not --prompt and --tokens together"),
-        (["--prompt", "a", "--rewind"], "--rewind needs several prompts"),
-        (["--prompt", "a", "--temp", "-1"], "--temp: must be"),
-        (["--prompt", "a", "--top-p", "2"], "--top-p: must be"),
-        (["--prompt", "a", "--lora", "red=x"], "no NAME=STRENGTH"),
-        (["--embeddings", "e", "--save", "s"], "--embeddings go without --save and --restore"),
-        (["--tokens", "1", "--stop", "a"], "--stop: Genie looks for it in answers to texts alone"),
-    ],
-)
-def test_wrong_use_is_one_line(arguments: list[str], message: str) -> None:
-    done = qnnfarm("generate", "no/container", *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.devices.device import Device
-from harness.exit_codes import BAD, GOOD, NO_ANSWER
+from harness.exit_codes import BAD, GOOD
 from harness.results.store import ResultsStore, RunFilter
 from tests.harness.cli.conftest import Run
 
@@ -64,24 +64,3 @@ def test_a_cosine_below_the_bound_is_a_bad_answer(
     done = qnnfarm("embed", *where, "--reference", encoder_model, "--min-cosine", "1")
     assert done.returncode == BAD
     assert f"below 1, of '{TEXTS[0]}'" in done.stderr
-
-
-def test_what_cannot_be_asked_is_refused_before_a_device_is_leased(
-    qnnfarm: Run, encoder_bundle: Path, tiny_bundle: Path, tmp_path: Path
-) -> None:
-    empty = tmp_path / "empty.txt"
-    empty.write_text("\n")
-    nowhere = ("--device", "nobody:1")
-    for arguments, reason in (
-        ((tiny_bundle, "a"), "holds a dialog, which embeds no texts"),
-        ((encoder_bundle, "a", "--file", empty), "give either texts or --file, not both"),
-        ((encoder_bundle, "--file", empty), "holds no text: give 1 to 10000 texts"),
-        ((encoder_bundle, "a", "--min-cosine", "0.5"), "give its --reference"),
-        ((encoder_bundle, "a", "b", "--per-token", "-o", "x.npy"), "writes *.npy of one text only"),
-        ((encoder_bundle, "a", "-o", "/no/such/folder/x"), "cannot be written"),
-    ):
-        done = qnnfarm("embed", *arguments, *nowhere)
-        assert (done.returncode, reason in done.stderr) == (NO_ANSWER, True), done.stderr
-    done = qnnfarm("generate", encoder_bundle, "--prompt", "a", *nowhere)
-    assert done.returncode == NO_ANSWER
-    assert "holds a text encoder, which answers no prompts: use `qnnfarm embed`" in done.stderr

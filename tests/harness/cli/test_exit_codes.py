@@ -1,7 +1,7 @@
-"""One rule for all commands, tried with each of them: docs/exit-codes.md."""
+"""One rule for all commands, tried with each of them: docs/exit-codes.md; refusals are one line."""
 
-import subprocess
-import sys
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,150 +9,259 @@ import pytest
 from harness.devices.adb.client import AdbServer
 from harness.exit_codes import BAD, GOOD, MEANINGS, NO_ANSWER, verdict_exit_code
 from harness.results.verdicts import Verdict
+from suites.models import tiny_llama
+from tests.buildlib.op_packages import PROVIDER
 from tests.harness.cli.conftest import Run
 from tests.harness.cli.test_bad_input import NO_COMPILER
 from tests.harness.cli.test_commands import COMMANDS
 
-_POOL = """
-devices:
-  - {name: here, type: local}
-  - {name: gone, type: android, identifier: no-such-phone}
-recovery: {steps: [reconnect], return_timeout_s: 0.1}
-"""
-_PLANS = {
-    "good": "devices: [{name: here}]\nworkloads: [{kind: command, command: ['true']}]",
-    "bad": "devices: [{name: here}]\nworkloads: [{kind: command, command: ['false']}]",
-    "nowhere": "devices: [{soc: SM8650}]\nworkloads: [{kind: command, command: ['true']}]",
+_PLAN = "pool: pool.yaml\ntimeouts: {lease_s: 5}\nworkloads: "
+FILES = {
+    "pool.yaml": "devices:\n  - {name: here, type: local}\n"
+    "  - {name: gone, type: android, identifier: no-such-phone}\n"
+    "recovery: {steps: [reconnect], return_timeout_s: 0.1}\n",
+    "good.yaml": f"name: good\n{_PLAN}[{{kind: command, command: ['true']}}]",
+    "bad.yaml": f"name: bad\n{_PLAN}[{{kind: command, command: ['false']}}]",
+    "nowhere.yaml": "name: nowhere\ndevices: [{soc: SM8650}]\n"
+    f"{_PLAN}[{{kind: command, command: ['true']}}]",
+    "phone.yaml": "devices:\n  - {type: phone}\n",
+    "unclosed.yaml": "speculative_config: {draft_len: 6",
+    "list.yaml": "- max_workers",
+    "twice.yaml": "max_workers: 1\nmax_workers: 2",
+    "lost.yaml": "speculative_config: {ssd_tensor_file: none.pt, branches: [2]}",
+    "strange.yaml": "no_option: 1",
+    "dialgo.json": '{"dialgo": {}}',
+    "empty.txt": "\n",
+    "text.bin": "no binary",
+    "empty.zip": "PK\5\6" + "\0" * 18,
+    "entry/part.bin": "",
 }
-_DB = "--db results.db"
+MODEL = str(tiny_llama.folder())
+BUILD = f"build {MODEL} --target SM8750:emulator --out out"
+SPEECH = "perplexity {tiny_bundle} --text empty.txt"
+PACKAGE = f"op-package run {{library}} --provider {PROVIDER}"
+GENERATE = "generate no/container"
+STEPS = f"{SPEECH} --per-step --reference x"
+DB = "--db results.db"
 
-TABLE = (
-    (GOOD, "--version"),
-    (GOOD, "cache ls"),
-    (GOOD, "cache verify"),
-    (GOOD, "device ls"),
-    (GOOD, "devices local"),
-    (GOOD, "explain -6"),
-    (GOOD, "libraries ls"),
-    (GOOD, "pool drain here --reason x"),
-    (GOOD, "pool history here"),
-    (GOOD, "pool probe"),
-    (GOOD, "pool release here"),
-    (GOOD, "pool reserve here --for 1m"),
-    (NO_ANSWER, "pool unreserve 99"),
-    (GOOD, "pool show"),
-    (GOOD, "pool test-notifications"),
-    (GOOD, f"run good.yaml {_DB}"),
-    (BAD, "devices local no-such-phone"),
-    (BAD, "explain 7777"),
-    (BAD, "doctor"),  # without the compiler, see below
-    (BAD, "pool recover gone"),
-    (BAD, f"run bad.yaml {_DB}"),
-    (NO_ANSWER, ""),
-    (NO_ANSWER, "no-such-command"),
-    (NO_ANSWER, "alerts acknowledge 12ab --db nothing.db"),
-    (NO_ANSWER, "alerts expect 12ab --db nothing.db"),
-    (NO_ANSWER, "alerts fix 12ab --db nothing.db"),
-    (NO_ANSWER, "alerts ls --db nothing.db"),
-    (NO_ANSWER, "alerts reopen 12ab --db nothing.db"),
-    (NO_ANSWER, "bench nothing"),
-    (NO_ANSWER, f"bench nothing {_DB}"),
-    (NO_ANSWER, "build nothing --target SM8750 --out out"),
-    (NO_ANSWER, "bundle show nothing"),
-    (NO_ANSWER, "aot compile -m nothing -c nothing --aot_config nothing"),
-    (NO_ANSWER, "aot convert --input-path nothing --output-path out"),
-    (NO_ANSWER, "aot init nothing"),
-    (NO_ANSWER, "aot push -m nothing.bin -c nothing --build nothing --unchecked"),
-    (NO_ANSWER, "aot quantize --model-path nothing --output-dir out"),
-    (NO_ANSWER, "aot run -m nothing.bin -c nothing --prompt x"),
-    (NO_ANSWER, "cache prune --to much"),
-    (NO_ANSWER, "cache show nothing"),
-    (NO_ANSWER, f"compare nothing nothing {_DB}"),
-    (NO_ANSWER, "config check nothing"),
-    (NO_ANSWER, "debug kv nothing"),
-    (NO_ANSWER, "debug tensor nothing --reference nothing"),
-    (NO_ANSWER, "demo --no-such-option"),
-    (NO_ANSWER, "device fault nobody"),
-    (NO_ANSWER, "device heat nobody"),
-    (NO_ANSWER, "device power nobody"),
-    (NO_ANSWER, "device rm nobody"),
-    (NO_ANSWER, "device start n --soc SM1"),
-    (NO_ANSWER, "device stop nobody"),
-    (NO_ANSWER, "devices linux:-x"),
-    (NO_ANSWER, "embed nothing text"),
-    (NO_ANSWER, "evaluate nothing nothing"),
-    (NO_ANSWER, "export nothing --out exported"),
-    (NO_ANSWER, "gate --baseline previous --db nothing.db"),
-    (NO_ANSWER, "generate nothing --prompt x"),
-    (NO_ANSWER, "history decode --db nothing.db"),
-    (NO_ANSWER, "import-container nothing --out container"),
-    (NO_ANSWER, "inspect nothing"),
-    (NO_ANSWER, "libraries fetch --no-such-option"),
-    (NO_ANSWER, "nightly nothing.yaml"),
-    (NO_ANSWER, "op-package check nothing --provider x"),
-    (NO_ANSWER, "op-package run nothing --provider x --formula x"),
-    (NO_ANSWER, "perplexity nothing --text nothing"),
-    (NO_ANSWER, "pipeline bisect nothing.yaml"),
-    (NO_ANSWER, "pipeline compare nothing.yaml"),
-    (NO_ANSWER, "pipeline init nothing"),
-    (NO_ANSWER, "pipeline run nothing.yaml"),
-    (NO_ANSWER, "pipeline stages --no-such-option"),
-    (NO_ANSWER, "pool recover nobody"),
-    (NO_ANSWER, "pool show --pool nothing.yaml"),
-    (NO_ANSWER, "pool undrain here"),
-    (NO_ANSWER, "pool lease --name nobody"),
-    (NO_ANSWER, "pool unquarantine here"),
-    (NO_ANSWER, "profile nothing"),
-    (NO_ANSWER, "conformance nothing --out out"),
-    (NO_ANSWER, "rehearse nothing"),
-    (NO_ANSWER, "report --db nothing.db"),
-    (NO_ANSWER, "results export out.csv --db nothing.db"),
-    (NO_ANSWER, "results import nothing.json --db nothing.db"),
-    (NO_ANSWER, "results ls --db nothing.db"),
-    (NO_ANSWER, "results prune --older-than 9d --db nothing.db"),
-    (NO_ANSWER, "results show 12ab --db nothing.db"),
-    (NO_ANSWER, "serve --tokens nothing"),
-    (NO_ANSWER, f"run nothing.yaml {_DB}"),
-    (NO_ANSWER, "train draft nothing --text nothing --out out"),
-    (NO_ANSWER, "train forecast nothing --text nothing --out out"),
-    (NO_ANSWER, "verify nothing"),
-    (NO_ANSWER, "worker --db nothing.db"),
-    (NO_ANSWER, f"run nowhere.yaml {_DB}"),
-)
+TABLE: tuple[tuple[int, str, str], ...] = (
+    (GOOD, "--version", ""),
+    (GOOD, "cache ls", ""),
+    (GOOD, "cache verify", ""),
+    (GOOD, "device ls", ""),
+    (GOOD, "devices local", ""),
+    (GOOD, "explain -6", ""),
+    (GOOD, "libraries ls", ""),
+    (GOOD, "pool drain here --reason x", ""),
+    (GOOD, "pool history here", ""),
+    (GOOD, "pool probe", ""),
+    (GOOD, "pool release here", ""),
+    (GOOD, "pool reserve here --for 1m", ""),
+    (GOOD, "pool show", ""),
+    (GOOD, "pool test-notifications", ""),
+    (GOOD, f"run good.yaml {DB}", ""),
+    (BAD, "devices local no-such-phone", ""),
+    (BAD, "explain 7777", ""),
+    (BAD, "pool recover gone", ""),
+    (BAD, f"run bad.yaml {DB}", ""),
+    (NO_ANSWER, "", ""),
+    (NO_ANSWER, "bnech", "no such command 'bnech': did you mean 'bench'? `qnnfarm -h` shows"),
+    (NO_ANSWER, "pool show --pol x", "no such option: --pol: did you mean --pool?"),
+    (NO_ANSWER, "bench . --\x1b[31m\n", "no such option: --"),
+    (NO_ANSWER, "alerts acknowledge 12ab --db nothing.db", "no results database"),
+    (NO_ANSWER, "alerts expect 12ab --db nothing.db", "no results database"),
+    (NO_ANSWER, "alerts fix 12ab --db nothing.db", "no results database"),
+    (NO_ANSWER, "alerts ls --db nothing.db", "no results database"),
+    (NO_ANSWER, "alerts reopen 12ab --db nothing.db", "no results database"),
+    (NO_ANSWER, "bench", "missing argument 'CONTAINER_DIR'; `qnnfarm bench -h` shows"),
+    (NO_ANSWER, f"bench nothing {DB}", "nothing"),
+    (NO_ANSWER, "bench . --wait soon", "value for '--wait': must be a number, not 'soon'"),
+    (NO_ANSWER, "bench . --sessions 0", "value for '--sessions': must be at least 1, not '0'"),
+    (NO_ANSWER, "bench . --max-warmup -1", "--max-warmup: must be at least 0, not -1"),
+    (NO_ANSWER, "bench . -d 64 -p 2", "--prompt-tokens: after a depth"),
+    (NO_ANSWER, "bench . -p -1", "-p: '-1' is not a number of tokens"),
+    (NO_ANSWER, "build nothing --target SM8750 --out out", "no such folder"),
+    (NO_ANSWER, f"{BUILD} --target SM9999", "SM8750"),
+    (NO_ANSWER, f"{BUILD} --ar 1,50 --cl 192", "AR must divide CL"),
+    (NO_ANSWER, f"{BUILD} --ar 1,x", "--ar takes whole numbers from 1 with commas"),
+    (NO_ANSWER, f"{BUILD} --ar 0", "not '0'"),
+    (NO_ANSWER, f"{BUILD} --ar 1,-32", "not '1,-32'"),
+    (NO_ANSWER, f"{BUILD} --ar ''", "not ''"),
+    (NO_ANSWER, f"{BUILD} --ar 1,32 --cl 192 --splits 9", "9 parts"),
+    (NO_ANSWER, f"{BUILD} -O graphs.nothing=1", "graphs.nothing"),
+    (NO_ANSWER, f"{BUILD} -O nothing", "KEY=VALUE"),
+    (NO_ANSWER, f"{BUILD} --recipe w4a61", "w4a16"),
+    (NO_ANSWER, f"{BUILD} --options unclosed.yaml", "line 1"),
+    (NO_ANSWER, f"{BUILD} --options list.yaml", "no mapping"),
+    (NO_ANSWER, f"{BUILD} --options twice.yaml", "line 2"),
+    (NO_ANSWER, f"{BUILD} --options lost.yaml", "/none.pt"),
+    (NO_ANSWER, f"{BUILD} --options strange.yaml", "no_option"),
+    (NO_ANSWER, f"{BUILD} --reference-with transformers", "--verify"),
+    (NO_ANSWER, f"{BUILD} --reference-with jax", "onnx"),
+    (NO_ANSWER, "bundle show nothing", ""),
+    (NO_ANSWER, "aot compile -m nothing -c nothing --aot_config nothing", ""),
+    (NO_ANSWER, "aot convert --input-path nothing --output-path out", ""),
+    (NO_ANSWER, "aot init nothing", ""),
+    (NO_ANSWER, "aot push -m nothing.bin -c nothing --build nothing --unchecked", ""),
+    (NO_ANSWER, "aot quantize --model-path nothing --output-dir out", ""),
+    (NO_ANSWER, "aot run -m nothing.bin -c nothing --prompt x", ""),
+    (NO_ANSWER, "cache prune --to much", "--to"),
+    (NO_ANSWER, "cache prune --older-than long", "--older-than"),
+    (NO_ANSWER, "cache prune --all --to 1GB", "--all"),
+    (NO_ANSWER, "cache show nothing", "no entry 'nothing'"),
+    (NO_ANSWER, f"compare nothing nothing {DB}", "nothing"),
+    (NO_ANSWER, "compare a b --sessions 2", "verdict over 2 metrics needs at least 6 pairs"),
+    (NO_ANSWER, "compare a b --sessions 4 --metric init_s", "one metric needs at least 5 pairs"),
+    (NO_ANSWER, "compare a b --metric foo", "unknown metric 'foo': known are prefill_tokens_per_s"),
+    (NO_ANSWER, "compare a b --metric prompt_tokens", "compare prefill_tokens_per_s"),
+    (NO_ANSWER, "config check nothing", "nothing"),
+    (NO_ANSWER, "config check dialgo.json", "did you mean dialog?"),
+    (NO_ANSWER, "debug kv nothing", ""),
+    (NO_ANSWER, "debug tensor nothing --reference nothing", ""),
+    (NO_ANSWER, "demo --no-such-option", "--no-such-option"),
+    (NO_ANSWER, "demo --out empty.txt", "empty.txt"),
+    (NO_ANSWER, "device fault nobody", "nobody"),
+    (NO_ANSWER, "device heat nobody", "nobody"),
+    (NO_ANSWER, "device power nobody", "nobody"),
+    (NO_ANSWER, "device rm nobody", "nobody"),
+    (NO_ANSWER, "device start n --soc SM1", "SM1"),
+    (NO_ANSWER, "device start ../escape", "../escape"),
+    (NO_ANSWER, "device stop nobody", "nobody"),
+    (NO_ANSWER, "devices linux:-x", "names no device"),
+    (NO_ANSWER, "devices 'linux:a b'", "names no device"),
+    (NO_ANSWER, "devices linux:", "names no device"),
+    (NO_ANSWER, "devices local:x", "names no device"),
+    (NO_ANSWER, "devices '$(id)'", "names no device"),
+    (NO_ANSWER, "devices a\x1b[2Jb", "names no device"),
+    (NO_ANSWER, "embed nothing text", "nothing"),
+    (NO_ANSWER, "embed . x --min-cosine 0", "--min-cosine is the cosine with float"),
+    (NO_ANSWER, "embed {tiny_bundle} a", "holds a dialog, which embeds no texts"),
+    (NO_ANSWER, "embed . a --file empty.txt", "give either texts or --file, not both"),
+    (NO_ANSWER, "embed . --file empty.txt", "holds no text: give 1 to 10000 texts"),
+    (NO_ANSWER, "embed . a b --per-token -o x.npy", "writes *.npy of one text only"),
+    (NO_ANSWER, "embed . a -o /no/such/folder/x", "cannot be written"),
+    (NO_ANSWER, "evaluate nothing nothing", "nothing"),
+    (NO_ANSWER, f"evaluate . {Path('suites/tasks').absolute()} --max-tokens 9 --system x",
+     "--system is the system message of a chat: give --chat, too"),
+    (NO_ANSWER, "export nothing --out exported", "nothing"),
+    (NO_ANSWER, "gate --baseline previous --db nothing.db", "no results database"),
+    (NO_ANSWER, f"{GENERATE} --prompt x", "no/container"),
+    (NO_ANSWER, GENERATE, "give a prompt: --prompt, --prompt-file, --tokens or --embeddings"),
+    (NO_ANSWER, f"{GENERATE} --prompt a --tokens 1", "not --prompt and --tokens together"),
+    (NO_ANSWER, f"{GENERATE} --prompt a --rewind", "--rewind needs several prompts"),
+    (NO_ANSWER, f"{GENERATE} --prompt a --temp -1", "--temp: must be"),
+    (NO_ANSWER, f"{GENERATE} --prompt a --top-p 2", "--top-p: must be"),
+    (NO_ANSWER, f"{GENERATE} --prompt a --lora red=x", "no NAME=STRENGTH"),
+    (NO_ANSWER, f"{GENERATE} --embeddings e --save s", "go without --save and --restore"),
+    (NO_ANSWER, f"{GENERATE} --tokens 1 --stop a", "looks for it in answers to texts alone"),
+    (NO_ANSWER, f"{GENERATE} --prompt caf\udce9", "not UTF-8"),
+    (NO_ANSWER, "generate {tiny_bundle} --device nowhere --prompt x", "nowhere"),
+    (NO_ANSWER, "generate {encoder_bundle} --prompt a", "a text encoder, which answers no prompts"),
+    (NO_ANSWER, "history decode --db nothing.db", "no results database"),
+    (NO_ANSWER, "import-container nothing --out container", ""),
+    (NO_ANSWER, "inspect nothing", ""),
+    (NO_ANSWER, "inspect text.bin", ""),
+    (NO_ANSWER, "inspect empty.zip", ""),
+    (NO_ANSWER, "inspect entry", "metadata.json"),
+    (NO_ANSWER, "inspect dialgo.json", "containers, context binaries, DLCs and entries"),
+    (NO_ANSWER, "libraries fetch --no-such-option", "--no-such-option"),
+    (NO_ANSWER, "nightly nothing.yaml", "nothing.yaml"),
+    (NO_ANSWER, "op-package check nothing --provider x", "nothing"),
+    (NO_ANSWER, "op-package run nothing --provider x --formula x", "nothing"),
+    (NO_ANSWER, f"{PACKAGE} --formula '3 * z'", "'z' is not defined"),
+    (NO_ANSWER, f"{PACKAGE} --formula 'x / 0'", "not all numbers are finite"),
+    (NO_ANSWER, f"{PACKAGE} --formula x --input x=a", "--input x=a"),
+    (NO_ANSWER, f"{PACKAGE} --formula x --input x=missing.npy", "No such file"),
+    (NO_ANSWER, f"{PACKAGE} --formula x --operation Other", "qnnfarm.scale::Scale"),
+    (NO_ANSWER, "perplexity nothing --text nothing", "nothing"),
+    (NO_ANSWER, "perplexity {tiny_bundle} --text none.txt", "none.txt"),
+    (NO_ANSWER, f"{SPEECH} --per-step", "compares with the float model: give its --reference"),
+    (NO_ANSWER, f"{SPEECH} --max-kl 0.1 --reference x", "--max-kl goes with --per-step"),
+    (NO_ANSWER, f"{STEPS} --role draft", "--per-step goes with --max-kl, not with"),
+    (NO_ANSWER, f"{STEPS} --max-perplexity 9", "not with --max-perplexity"),
+    (NO_ANSWER, f"{STEPS} --lora red", "--role draft or --lora"),
+    (NO_ANSWER, f"{SPEECH} --max-perplexity 5%", "5% is relative to the float model"),
+    (NO_ANSWER, f"{SPEECH} --max-perplexity 0.5", "'0.5' is no bound of a perplexity"),
+    (NO_ANSWER, f"{SPEECH} --reference-with transformers", "computes the reference: give"),
+    (NO_ANSWER, "pipeline bisect nothing.yaml", "nothing.yaml"),
+    (NO_ANSWER, "pipeline compare nothing.yaml", "nothing.yaml"),
+    (NO_ANSWER, "pipeline init nothing --out empty.txt", "is there already"),
+    (NO_ANSWER, "pipeline run nothing.yaml", "nothing.yaml"),
+    (NO_ANSWER, "pipeline stages --no-such-option", "--no-such-option"),
+    (NO_ANSWER, "pool recover nobody", "nobody"),
+    (NO_ANSWER, "pool show --pool nothing.yaml", "nothing.yaml"),
+    (NO_ANSWER, "pool show --pool phone.yaml", "phone"),
+    (NO_ANSWER, "pool undrain nobody", "nobody"),
+    (NO_ANSWER, "pool undrain here", "here"),
+    (NO_ANSWER, "pool lease --name nobody", "nobody"),
+    (NO_ANSWER, "pool unquarantine here", "here"),
+    (NO_ANSWER, "pool unreserve 99", "99"),
+    (NO_ANSWER, "profile nothing", ""),
+    (NO_ANSWER, "conformance nothing --out out", ""),
+    (NO_ANSWER, "rehearse nothing", ""),
+    (NO_ANSWER, "report --db nothing.db", "nothing.db"),
+    (NO_ANSWER, "results export - --db nothing.db", "stdout has no suffix"),
+    (NO_ANSWER, "results export out.xlsx", "out.xlsx has no suffix of .parquet, .csv, .jsonl"),
+    (NO_ANSWER, "results export out.csv --since yesterday", "--since"),
+    (NO_ANSWER, "results import nothing.json --db nothing.db", "nothing.json"),
+    (NO_ANSWER, "results ls --db nothing.db", "no results database"),
+    (NO_ANSWER, "results prune", "--older-than"),
+    (NO_ANSWER, "results prune --older-than 9d --db nothing.db", "no results database"),
+    (NO_ANSWER, "results prune --older-than soon", "not a time span"),
+    (NO_ANSWER, "results prune --older-than 9999999d", "nothing can be that old"),
+    (NO_ANSWER, "results show 12ab --db nothing.db", "no results database"),
+    (NO_ANSWER, "serve --tokens nothing", ""),
+    (NO_ANSWER, f"run nothing.yaml {DB}", "nothing.yaml"),
+    (NO_ANSWER, f"run nowhere.yaml {DB}", ""),
+    (NO_ANSWER, "train draft nothing --text nothing --out out", ""),
+    (NO_ANSWER, "train draft . --text nothing --out entry", "something else than a draft head"),
+    (NO_ANSWER, "train forecast nothing --text nothing --out out", "a file that ends in .safetens"),
+    (NO_ANSWER, "verify nothing", ""),
+    (NO_ANSWER, "verify . --text a --tokens '1 2'", "--text and --tokens"),
+    (NO_ANSWER, "worker --db nothing.db", ""),
+)  # fmt: skip
 
 
 def test_every_command_is_in_the_table() -> None:
     groups = {command[:-1] for command in COMMANDS if command}
-    tried = {tuple(line.split()) for _, line in TABLE}
+    tried = {tuple(line.split()) for _, line, _ in TABLE} | {("doctor",)}
     for command in set(COMMANDS) - groups:
         assert any(line[: len(command)] == command for line in tried), command
 
 
-@pytest.mark.parametrize(("code", "line"), TABLE, ids=[line for _, line in TABLE])
+@pytest.mark.parametrize(
+    ("code", "line", "said"), TABLE, ids=[line.replace(MODEL, "MODEL")[:80] for _, line, _ in TABLE]
+)
 def test_the_code_says_what_the_answer_is(
-    qnnfarm: Run, adb_server: AdbServer, tmp_path: Path, code: int, line: str
+    qnnfarm: Run,
+    adb_server: AdbServer,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    code: int,
+    line: str,
+    said: str,
 ) -> None:
-    (tmp_path / "pool.yaml").write_text(_POOL)
-    for name, plan in _PLANS.items():
-        text = f"name: {name}\npool: pool.yaml\ntimeouts: {{lease_s: 5}}\n{plan}\n"
-        (tmp_path / f"{name}.yaml").write_text(text)
-    (tmp_path / "sitecustomize.py").write_text(NO_COMPILER)
-    private = {"QNNFARM_STATE_DIR": str(tmp_path), "QNNFARM_POOL": str(tmp_path / "pool.yaml")}
-    if line == "doctor":
-        private["PYTHONPATH"] = str(tmp_path)
-    words = [tmp_path / word if "." in word else word for word in line.split()]
-    done = qnnfarm(*words, timeout_s=600, **private)
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    before = set(tmp_path.iterdir())
+    line = re.sub(r"\{(\w+)\}", lambda match: str(request.getfixturevalue(match[1])), line)
+    state = str(tmp_path / "state")
+    done = qnnfarm(*shlex.split(line), QNNFARM_STATE_DIR=state, QNNFARM_POOL="pool.yaml")
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+    if said:
+        (error,) = done.stderr.splitlines()
+        assert error.startswith("qnnfarm: ")
+        assert error.isprintable()
+        assert said in error
+        assert not done.stdout
+        assert {path.name for path in set(tmp_path.iterdir()) - before} <= {"state"}
 
 
-def test_a_bug_is_no_answer() -> None:
-    program = "import harness.cli.app as app; app.build_app = lambda: 1 / 0; app.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == NO_ANSWER
-    assert "ZeroDivisionError" in done.stderr
+def test_doctor_without_the_compiler(process: Run, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_COMPILER)
+    assert process("doctor", PYTHONPATH=str(tmp_path)).returncode == BAD
 
 
 @pytest.mark.parametrize(

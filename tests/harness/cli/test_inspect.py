@@ -2,21 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pytest
 
 from buildlib.builder.build import BuildOutputs
 from buildlib.toolchains.base import TensorInfo
 from harness.cli.tensors import alike, common_name
 from suites.models import tiny_llama
-
-if TYPE_CHECKING:
-    import subprocess
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.harness.cli.conftest import Run
 
 
 def test_a_container(qnnfarm: Run, reference_outputs: BuildOutputs) -> None:
@@ -79,19 +71,6 @@ def test_single_files_and_entries(
     assert "RmsNorm" in shown
     converted = qnnfarm("inspect", dlc.parent)
     assert converted.stdout.splitlines()[0].split() == ["operation", "convert"], converted.stderr
-
-
-@pytest.mark.parametrize("content", [None, b"no binary", b"PK\5\6" + bytes(18)])
-def test_files_that_cannot_be_inspected_give_one_line(
-    qnnfarm: Run, tmp_path: Path, content: bytes | None
-) -> None:
-    path = tmp_path / "file"
-    if content is not None:
-        path.write_bytes(content)
-    done = qnnfarm("inspect", path)
-    assert done.returncode in {1, 2}
-    assert done.stderr.startswith("qnnfarm: ")
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_tensors_that_are_alike_share_a_line() -> None:

@@ -6,13 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
-from tests.buildlib.op_packages import PROVIDER, build_library, build_package
+from tests.buildlib.op_packages import PROVIDER, build_library
 from tests.harness.cli.conftest import Run
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_package(tmp_path_factory.mktemp("package") / "libScale.so")
 
 
 @pytest.mark.parametrize(
@@ -44,22 +39,3 @@ def test_the_exit_code_tells_whether_the_formula_holds(
     answer = json.loads(done.stdout)
     assert answer["operation"] == "qnnfarm.scale::Scale"
     assert (max(answer["steps"]) <= 1) == answer["passed"] == (code == GOOD)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--formula", "3 * z"], "'z' is not defined"),
-        (["--formula", "x / 0"], "not all numbers are finite"),
-        (["--formula", "x", "--input", "x=a"], "--input x=a"),
-        (["--formula", "x", "--input", "x=missing.npy"], "No such file"),
-        (["--formula", "x", "--operation", "Other"], "qnnfarm.scale::Scale"),
-    ],
-)
-def test_wrong_use_is_one_line(
-    qnnfarm: Run, library: Path, options: list[str], reason: str
-) -> None:
-    done = qnnfarm("op-package", "run", library, "--provider", PROVIDER, *options)
-    assert (done.returncode, done.stdout) == (NO_ANSWER, "")
-    assert reason in done.stderr
-    assert len(done.stderr.splitlines()) == 1

@@ -178,30 +178,6 @@ def test_decode_steps_are_held_against_float(
     assert "Download the trace" in html
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--per-step",), "--per-step compares with the float model: give its --reference"),
-        (("--max-kl", "0.1", "--reference", "x"), "--max-kl goes with --per-step"),
-        (
-            ("--per-step", "--reference", "x", "--role", "draft"),
-            "--per-step goes with --max-kl, not with --max-perplexity, --role draft or --lora",
-        ),
-        (("--per-step", "--reference", "x", "--max-perplexity", "9"), "not with --max-perplexity"),
-        (("--per-step", "--reference", "x", "--lora", "red"), "--role draft or --lora"),
-        (("--max-perplexity", "5%"), "--max-perplexity 5% is relative to the float model"),
-        (("--max-perplexity", "0.5"), "--max-perplexity: '0.5' is no bound of a perplexity"),
-        (("--reference-with", "transformers"), "--reference-with computes the reference: give"),
-    ],
-)
-def test_steps_and_bounds_need_a_reference(
-    qnnfarm: Run, tiny_bundle: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    done = qnnfarm("perplexity", tiny_bundle, "--text", TEXT, *arguments)
-    assert done.returncode == NO_ANSWER
-    assert message in done.stderr
-
-
 def test_drafting_is_refused(
     qnnfarm: Run,
     virtual_device: Device,

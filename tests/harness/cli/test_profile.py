@@ -1,14 +1,11 @@
 """`qnnfarm profile` on the reference container, alone and beside itself."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from buildlib.builder.build import BuildOutputs
 from harness.devices.device import Device
-from tests import command_line
-
-Run = Callable[..., command_line.Done]
+from tests.harness.cli.conftest import Run
 
 
 def test_two_containers_stand_side_by_side_and_a_device_profiles_them(

@@ -1,7 +1,6 @@
 """`qnnfarm rehearse` on a container for a phone, with a virtual device of its SoC."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ from harness.cli.rehearse import _check_bundle
 from harness.devices.device import Device
 from harness.runtimes.bundles.sources import FOLDERS_VARIABLE, SDK_PROGRAMS, qnn_libraries
 from suites.models import tiny_llama
-from tests import command_line
-
-Run = Callable[..., command_line.Done]
+from tests.harness.cli.conftest import Run
 
 
 def test_a_phones_container_runs_without_the_phone(

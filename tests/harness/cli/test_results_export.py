@@ -68,22 +68,6 @@ def test_stdout_and_filters(db: str) -> None:
     assert len(pd.read_csv(io.BytesIO(header))) == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["-"], "stdout has no suffix"),
-        (["out.xlsx"], r"out\.xlsx has no suffix of \.parquet, \.csv, \.jsonl: give --format"),
-        (["out.csv", "--since", "yesterday"], "--since"),
-    ],
-)
-def test_impossible_exports_are_refused_in_one_line(
-    db: str, arguments: list[str], said: str
-) -> None:
-    with pytest.raises(WrongUseError, match=said) as caught:
-        export(*arguments, "--db", db)
-    assert "\n" not in str(caught.value)
-
-
 def test_without_pyarrow_it_says_what_to_install(
     db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

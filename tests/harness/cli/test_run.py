@@ -12,7 +12,7 @@ from tests.command_line import Started
 _PLAN = "name: quick\npool: pool.yaml\nworkloads: [{kind: command, command: ['true']}]\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_who_looks_for_devices_says_for_which(
     adb_environment: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -24,19 +24,6 @@ def model(tmp_path: Path) -> tuple[Path, Path]:
     return folder, text
 
 
-def test_an_output_of_another_kind_is_refused(
-    qnnfarm: Run, model: tuple[Path, Path], tmp_path: Path
-) -> None:
-    folder, text = model
-    done = qnnfarm("train", "forecast", folder, "--text", text, "--out", tmp_path / "ssd.pt")
-    assert done.returncode == 2
-    assert done.stderr.endswith("ssd.pt cannot be written: name a file that ends in .safetensors\n")
-    done = qnnfarm("train", "draft", folder, "--text", text, "--out", folder)
-    assert done.returncode == 2
-    assert done.stderr.endswith("holds something else than a draft head: name another folder\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "text.txt"]
-
-
 @pytest.mark.skipif(TRAINS, reason="torch and transformers are installed")
 @pytest.mark.parametrize("kind", ["forecast", "draft"])
 def test_the_missing_extra_is_named(qnnfarm: Run, model: tuple[Path, Path], kind: str) -> None:

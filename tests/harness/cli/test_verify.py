@@ -33,37 +33,6 @@ def test_the_extra_is_named_before_any_work(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("verify", MODEL, "--text", "a", "--tokens", "1 2"), "--text and --tokens"),
-        (("verify", "no-such-folder"), "no-such-folder"),
-        (
-            (
-                "build",
-                MODEL,
-                "--target",
-                "SM8750",
-                "--out",
-                "o",
-                "--reference-with",
-                "transformers",
-            ),
-            "--verify",
-        ),
-        (("build", MODEL, "--target", "SM8750", "--out", "o", "--reference-with", "jax"), "onnx"),
-        (
-            ("perplexity", MODEL, "--text", HELD_OUT, "--reference-with", "transformers"),
-            "--reference-with computes the reference: give --reference",
-        ),
-    ],
-)
-def test_wrong_use_is_refused(qnnfarm: Run, options: tuple[object, ...], said: str) -> None:
-    done = qnnfarm(*options)
-    assert done.returncode == 2
-    assert said in done.stderr
-
-
 @needs_transformers
 def test_the_exit_code_says_whether_it_is_the_same_model(qnnfarm: Run, tmp_path: Path) -> None:
     same = qnnfarm(
