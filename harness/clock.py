@@ -93,7 +93,7 @@ class Deadline:
         Raises:
             DeadlineExceeded: none are left; or the error of `expired`.
         """
-        left = self._timeout_s - self.elapsed_s
-        if left <= 0:
+        seconds = self._timeout_s - self.elapsed_s
+        if seconds <= 0:
             raise self._expired()
-        return left
+        return seconds

@@ -42,7 +42,7 @@ EMULATOR = "measured on the HTP emulator: its speed says nothing about hardware 
 
 
 class PlainConsole(Console):
-    """Console that obeys nothing in what it prints.
+    """Console that shows control characters and markup instead of obeying them.
 
     Away from a terminal it ignores `COLUMNS`: lines in a pipe are for `grep`.
     """
@@ -88,7 +88,7 @@ def progress(*columns: ProgressColumn) -> Progress:
 def visible(text: str) -> str:
     """Show control characters instead of obeying them.
 
-    Among them are the bidirectional controls, which would let a text reorder what surrounds it.
+    Among them are the bidirectional controls, by which a text could reorder the text around it.
     """
     return text.translate(_VISIBLE)
 
@@ -189,16 +189,16 @@ def print_numbers(
     longest = max(Text(word).cell_len for word in words)
     narrow = min(max(longest, _NARROWEST_NAME), _LONGEST_WORD)
     widths = {column.heading: _width([column.heading, *column.cells]) for column in columns}
-    kept = list(columns)
+    shown_columns = list(columns)
     limit = console.width if console.is_terminal else _UNBOUNDED
-    while _total([narrow, *(widths[column.heading] for column in kept)]) > limit:
-        optional = [column for column in kept if column.rank]
+    while _total([narrow, *(widths[column.heading] for column in shown_columns)]) > limit:
+        optional = [column for column in shown_columns if column.rank]
         if not optional:
             break
-        kept.remove(max(optional, key=lambda column: column.rank))
-    spare = limit - _total([narrow, *(widths[column.heading] for column in kept)])
+        shown_columns.remove(max(optional, key=lambda column: column.rank))
+    spare = limit - _total([narrow, *(widths[column.heading] for column in shown_columns)])
     name_width = min(max(narrow + spare, _NARROWEST_NAME), _width([heading, *names]))
-    pads = [-name_width, *(widths[column.heading] for column in kept)]
+    pads = [-name_width, *(widths[column.heading] for column in shown_columns)]
 
     def wrapped(text: str, style: str = "") -> list[Text]:
         return list(Text(text, style).wrap(console, name_width, overflow="fold"))
@@ -208,9 +208,9 @@ def print_numbers(
         for line in zip_longest(name, *columns, fillvalue=Text()):
             console.print(_line(line, pads), crop=False, no_wrap=True, overflow="ignore")
 
-    print_block(wrapped(heading, "bold"), (column.heading for column in kept), "bold")
+    print_block(wrapped(heading, "bold"), (column.heading for column in shown_columns), "bold")
     for number, name in enumerate(names):
-        print_block(wrapped(name), (column.cells[number] for column in kept))
+        print_block(wrapped(name), (column.cells[number] for column in shown_columns))
 
 
 def _width(texts: Iterable[str]) -> int:

@@ -1,4 +1,4 @@
-"""Folders of what the project must remember, and names of files in them.
+"""Folders of the project's state, and names of files in them.
 
 `buildlib.paths` has the folder of the cache.
 """
@@ -19,7 +19,7 @@ SYSTEM_LEDGER_DIR = Path("/var/lib/qnnfarm")
 
 
 def state_dir() -> Path:
-    """Return the folder of what belongs to this user alone: virtual devices, plans' journals.
+    """Return the folder of this user's own state: virtual devices, plans' journals.
 
     `QNNFARM_STATE_DIR` overrides it, unless other users share that folder.
     """
@@ -67,7 +67,7 @@ def _is_others(folder: Path) -> bool:
 
 
 def private_lock(path: Path, timeout_s: float = -1) -> "BaseFileLock":
-    """Return the lock of a file that only this user may open: who may read a file may lock it.
+    """Return the lock of a file that only this user may open, since readers of a file may lock it.
 
     Args:
         timeout_s: how long to wait for it; -1 waits without limit.

@@ -71,14 +71,14 @@ class YamlFile(Generic[Model]):
         return cls(str(path), read_yaml(path), model)
 
     def error(self, location: Location, reason: str) -> ConfigFileError:
-        """Make the error of what is wrong at a location in the model."""
+        """Make the error of a location in the model."""
         return self._fail(*self._place(location), reason)
 
     def _fail(self, line: int | None, key: str, reason: str) -> ConfigFileError:
         return ConfigFileError(self._where, line, key, reason)
 
     def _parse(self, text: str) -> tuple[yaml.Node | None, Any]:
-        """Return the tree of the document, and what it says."""
+        """Return the tree of the document, and its content."""
         try:
             depth = 0
             for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -107,7 +107,7 @@ class YamlFile(Generic[Model]):
     def _refuse_same_keys(
         self, loader: yaml.SafeLoader, node: yaml.Node, path: str, checked: set[int]
     ) -> None:
-        """Refuse a key that is given twice, one of whose values would silently be lost."""
+        """Refuse a key that is given twice: one of the values would silently be lost."""
         if id(node) in checked:  # an alias
             return
         checked.add(id(node))
@@ -115,7 +115,7 @@ class YamlFile(Generic[Model]):
             for number, item in enumerate(node.value):
                 self._refuse_same_keys(loader, item, f"{path}[{number}]", checked)
         elif isinstance(node, yaml.MappingNode):
-            seen: set[Hashable] = set()
+            keys: set[Hashable] = set()
             for key_node, value in node.value:
                 below = _joined(path, key_node.value)
                 if key_node.tag != "tag:yaml.org,2002:merge":
@@ -123,9 +123,9 @@ class YamlFile(Generic[Model]):
                     line = key_node.start_mark.line + 1
                     if not isinstance(key, Hashable):
                         raise self._fail(line, path, f"{str(key)[:80]} cannot be a key")
-                    if key in seen:
+                    if key in keys:
                         raise self._fail(line, below, "the key is given twice")
-                    seen.add(key)
+                    keys.add(key)
                 self._refuse_same_keys(loader, value, below, checked)
 
     def _place(self, location: Location, *, missing: bool = False) -> tuple[int | None, str]:
@@ -158,9 +158,9 @@ class YamlFile(Generic[Model]):
     def _invalid(self, error: ValidationError, model: type[BaseModel]) -> ConfigFileError:
         """Return the first complaint with its place, and as much of the others as a line holds."""
         reasons: dict[tuple[int | None, str], dict[str, None]] = {}
-        for found in error.errors(include_url=False, include_input=False):
-            place = self._place(found["loc"], missing=found["type"] == MISSING)
-            reasons.setdefault(place, {})[reason_for(found, model)] = None
+        for fault in error.errors(include_url=False, include_input=False):
+            place = self._place(fault["loc"], missing=fault["type"] == MISSING)
+            reasons.setdefault(place, {})[reason_for(fault, model)] = None
         (place, first), *others = ((place, ", or ".join(each)) for place, each in reasons.items())
         more = [f"{_shown(*place)}: {reason}" for place, reason in others]
         return self._fail(*place, _together(first, more))
@@ -181,10 +181,10 @@ def _shown(line: int | None, key: str) -> str:
 
 
 def _together(first: str, others: Iterable[str]) -> str:
-    told, left = first, 0
+    words, n_left = first, 0
     for other in others:
-        if left or len(told) + len(other) > _LONGEST - 20:
-            left += 1
+        if n_left or len(words) + len(other) > _LONGEST - 20:
+            n_left += 1
         else:
-            told += f"; {other}"
-    return f"{told}; and {left} more" if left else told
+            words += f"; {other}"
+    return f"{words}; and {n_left} more" if n_left else words

@@ -17,7 +17,6 @@ from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.numerics.evaluation import onnx_perplexity
 from harness.cli.arguments import WAIT_S
-from harness.cli.device import running_device
 from harness.cli.device_lease import lease_device
 from harness.cli.progress import deploy_progress
 from harness.console import progress as progress_bar
@@ -32,6 +31,7 @@ from harness.runtimes.base import GenerationResult
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.genie.runtime import GenieModel
 from harness.runtimes.windows import cut_windows
+from harness.virtual_device.device_type import running_device
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.perplexity import score_text

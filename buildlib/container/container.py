@@ -243,6 +243,15 @@ class GenAIContainer(GenAIContainerable):
         return {name: self.path / name for name in self.metadata.files}
 
     @property
+    def binaries(self) -> dict[str, Path]:
+        """The context binaries by name."""
+        return {
+            name: self.files[name]
+            for name, record in self.metadata.files.items()
+            if record.kind == "binary"
+        }
+
+    @property
     def sizes(self) -> tuple[PartSize, ...]:
         """Files by size, the largest first."""
         parts = (PartSize(n, r.kind, r.size_bytes) for n, r in self.metadata.files.items())

@@ -1,6 +1,6 @@
-"""`qnnfarm alerts`: losses in histories, and what became of them."""
+"""`qnnfarm alerts`: losses in histories, and their states."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -31,20 +31,18 @@ _COMMIT = 10
 @app.command("ls")
 def ls(
     db: Database = "results.db",
-    state: Annotated[
-        Literal["open", "acknowledged", "fixed", "expected"] | None,
-        typer.Option(help="Only those in this state."),
-    ] = None,
+    state: Annotated[AlertState | None, typer.Option(help="Only those in this state.")] = None,
     show_all: Annotated[bool, typer.Option("--all", help="Fixed and expected ones, too.")] = False,
     json: Json = False,
 ) -> None:
-    """Judge what is new in the histories, and list the alerts that are open or acknowledged.
+    """Judge new results in the histories, and list the alerts that are open or acknowledged.
 
     Example: qnnfarm alerts ls --state open
     """
     with ResultsStore.open_existing(db) as store:
         review_new(store)
-        alerts = list_alerts(store, _chosen(state, show_all=show_all))
+        states = tuple(UNSETTLED) if state is None else (state,)
+        alerts = list_alerts(store, STATES if show_all and state is None else states)
     _show(alerts, json=json)
 
 
@@ -84,17 +82,11 @@ def reopen(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = 
     _set(db, ids, "open", note, json=json)
 
 
-def _chosen(state: AlertState | None, *, show_all: bool) -> tuple[AlertState, ...]:
-    if state is not None:
-        return (state,)
-    return STATES if show_all else tuple(UNSETTLED)
-
-
 def _set(db: str, ids: list[str], state: AlertState, note: str, *, json: bool) -> None:
     with ResultsStore.open_existing(db) as store:
         review_new(store)  # a report names alerts, too
-        changed = set_state(store, ids, state, note=note)
-    _show(changed, json=json)
+        alerts = set_state(store, ids, state, note=note)
+    _show(alerts, json=json)
 
 
 def _show(alerts: tuple[Alert, ...], *, json: bool) -> None:

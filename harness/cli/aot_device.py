@@ -26,10 +26,10 @@ from buildlib.sizes import size_text
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.aot_files import read_configs
 from harness.cli.arguments import DeviceOptions, Json, RunOptions, absolute
-from harness.cli.build import StageProgress
 from harness.cli.device_lease import open_session
 from harness.cli.generate import answer
 from harness.cli.groups import with_groups
+from harness.cli.progress import BuildBar
 from harness.cli.rehearse import virtual_device
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.deploy.deployment import Deployment
@@ -64,7 +64,7 @@ _MLLMS_AR = 32
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """A context, and what runs it."""
+    """A context and its runner."""
 
     context: Annotated[
         Path, typer.Option("-m", "--model", help="The context, as `aot compile` writes it.")
@@ -206,7 +206,7 @@ def _compile_with_mllm(
 def _compile(files: MllmFiles, out: Path, ar: int, *, emulator: bool, replace: bool) -> None:
     target = files.target(emulator=emulator)
     name = out.stem
-    with StageProgress(str(target)) as progress:
+    with BuildBar(str(target)) as progress:
         cache, toolchain = default_cache_root(), OrtQnnToolchain()
         build = plan_context(files, name, ar, target, cache, toolchain, on_stage=progress.show)
         container = build.run(progress.show).save(out.with_suffix(""), exist_ok=replace)
@@ -234,11 +234,7 @@ def _files(
 
 
 def find_tokenizer(choice: Path | None, *beside: Path) -> Path:
-    """Return the tokenizer that was chosen, or the first beside some files.
-
-    Raises:
-        WrongUseError: there is none.
-    """
+    """Return the tokenizer that was chosen, or the first beside some files."""
     places = list(dict.fromkeys([choice] if choice else [p.with_name(_TOKENIZER) for p in beside]))
     tokenizer = next((path for path in places if path.is_file()), None)
     if tokenizer is None:
@@ -356,12 +352,7 @@ def _container_of(context: Path) -> GenAIContainer:
 
 
 def compare_with_float(container: GenAIContainer, checkpoint: Path) -> Agreement:
-    """Answer prompts on the emulator, and judge each token of the answers by a float model.
-
-    Raises:
-        BuildError: the checkpoint cannot be computed, or the context not made for the emulator.
-        HarnessError: the emulator's device fails.
-    """
+    """Answer prompts on the emulator, and judge each token of the answers by a float model."""
     with tempfile.TemporaryDirectory(prefix="qnnfarm-aot-") as scratch:
         twin = container
         if not container.metadata.target.emulator:

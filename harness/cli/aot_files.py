@@ -258,11 +258,7 @@ def _write_configs(
 def choose_configs(
     folder: Path, config: Path | None, aot_config: Path | None
 ) -> tuple[Path, Path] | None:
-    """Return the two configurations that are named, or those of a folder; None without any.
-
-    Raises:
-        WrongUseError: one is named without the other, or the folder has no single pair.
-    """
+    """Return the two configurations that are named, or those of a folder; None without any."""
     if config is not None and aot_config is not None:
         return config, aot_config
     if config is not None or aot_config is not None:
@@ -278,11 +274,7 @@ def choose_configs(
 
 
 def read_configs(model_file: Path, aot_file: Path) -> tuple[ModelConfig, AotConfig]:
-    """Read both configurations and check them against each other.
-
-    Raises:
-        InputFileError: one is wrong, or they are of two models.
-    """
+    """Read both configurations and check them against each other."""
     model, aot = read_model_config(model_file), read_aot_config(aot_file)
     check_pair(model, aot, aot_file)
     return model, aot
@@ -299,7 +291,7 @@ def _calibration_text(model_path: Path, choice: Path | None) -> str:
 
 @contextmanager
 def _steps() -> Iterator[Callable[[str, int, int], None]]:
-    """Show what a quantization does."""
+    """Show the progress of a quantization."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

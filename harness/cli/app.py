@@ -1,7 +1,7 @@
 """The command line: all commands, and how errors end them.
 
-Whatever the project raises on purpose carries an `exit_code` and a one-line text; that line is all
-the user sees of it.
+Errors that the project raises on purpose carry an `exit_code` and a one-line text; the user sees
+that line alone.
 """
 
 import functools
@@ -233,7 +233,7 @@ def _prepare(command: "Command", above: "Context | None") -> None:
 
 
 def _naming_options(command: Any) -> Callable[..., object]:  # noqa: ANN401 - typer's parameters
-    """Wrap what a command calls, so that errors about fields of workloads name its options."""
+    """Wrap the function of a command, so that errors about fields of workloads name its options."""
     options = {
         parameter.name.rstrip("_"): max(parameter.opts, key=len) for parameter in command.params
     }
@@ -315,7 +315,7 @@ def main() -> NoReturn:
 
 
 def _explained(text: str) -> str:
-    """Add to an error what its first known number means, unless it says so itself."""
+    """Add the meaning of its first known number to an error that does not say so itself."""
     meaning = "" if "qnnfarm explain" in text else explain_end(text, None)
     return f"{text}; {meaning}" if meaning else text
 
@@ -349,7 +349,7 @@ def _show_warning(
 
 
 class _Interrupts:
-    """Let SIGTERM and SIGHUP unwind as Ctrl-C does, so that whatever was started is stopped.
+    """Let SIGTERM and SIGHUP unwind as Ctrl-C does, so that all child processes are stopped.
 
     The exception can get lost (in a finalizer, or behind an error of the clean-up that it set off);
     that there was an interrupt does not.

@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from buildlib.files import check_file
-from buildlib.toolchains.registry import ToolchainName
-from harness.errors import WrongUseError
+from buildlib.files import atomic_write_bytes, check_file
+from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.registry import ToolchainName, open_toolchain
+from harness.errors import HostFileError, WrongUseError
 from harness.moments import parse_moment
 
 
@@ -135,7 +136,7 @@ class DeviceOptions:
 
 @dataclass(frozen=True)
 class RunOptions(DeviceOptions):
-    """The device of a run, and what is kept of the run beside its results."""
+    """The device of a run, and the records of the run beside its results."""
 
     log_level: LogLevel = None
     trace: TraceFile = None
@@ -149,23 +150,35 @@ ReferenceWith = Annotated[
         "a checkpoint is not ours (`pip install 'qnnfarm[reference]'`)."
     ),
 ]
-Toolchain = Annotated[
-    ToolchainName,
-    typer.Option(
-        help="Compiler: `pypi`, the wheel that is installed with qnnfarm, or "
-        "`qairt`, the vendor's SDK (docs/qairt.md)."
-    ),
-]
-QairtSdk = Annotated[
-    Path | None,
-    typer.Option(
-        "--qairt-sdk",
-        metavar="DIR",
-        help="Folder of an unpacked QAIRT SDK; by default of $QAIRT_SDK_ROOT or $QNN_SDK_ROOT, or "
-        "the newest in /opt/qcom/aistack/qairt.",
-        show_default=False,
-    ),
-]
+
+
+@dataclass(frozen=True)
+class ToolchainOptions:
+    """The compiler of a build."""
+
+    toolchain: Annotated[
+        ToolchainName,
+        typer.Option(
+            help="Compiler: `pypi`, the wheel that is installed with qnnfarm, or "
+            "`qairt`, the vendor's SDK (docs/qairt.md)."
+        ),
+    ] = "pypi"
+    qairt_sdk: Annotated[
+        Path | None,
+        typer.Option(
+            "--qairt-sdk",
+            metavar="DIR",
+            help="Folder of an unpacked QAIRT SDK; by default of $QAIRT_SDK_ROOT or "
+            "$QNN_SDK_ROOT, or the newest in /opt/qcom/aistack/qairt.",
+            show_default=False,
+        ),
+    ] = None
+
+    def open(self) -> Toolchain:
+        """Open the compiler."""
+        return open_toolchain(self.toolchain, self.qairt_sdk)
+
+
 _RUNTIME = "Runtime of the container: genie, or another of docs/runtimes.md."
 Runtime = Annotated[str, typer.Option("-r", "--runtime", metavar="NAME", help=_RUNTIME)]
 LongRuntime = Annotated[str, typer.Option("--runtime", metavar="NAME", help=_RUNTIME)]
@@ -181,11 +194,7 @@ def absolute(path: Path | str | None) -> str | None:
 
 @contextmanager
 def lab_extra(name: str) -> Iterator[None]:
-    """Say what to install where imports for a lab fail.
-
-    Args:
-        name: of the command or option that needs them.
-    """
+    """Name the extra to install where imports for a lab fail, and `name`, which needs them."""
     try:
         yield
     except ImportError as error:
@@ -193,12 +202,16 @@ def lab_extra(name: str) -> Iterator[None]:
         raise WrongUseError(reason) from error
 
 
-def read_text(path: Path) -> str:
-    """Read a text file.
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of the user's."""
+    try:
+        atomic_write_bytes(path.expanduser(), content)
+    except OSError as error:
+        raise HostFileError(str(path), error.strerror or str(error)) from error
 
-    Raises:
-        WrongUseError: it cannot be read as UTF-8.
-    """
+
+def read_text(path: Path) -> str:
+    """Read a text file of the user's, in UTF-8."""
     try:
         check_file(path)
         return path.read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -41,7 +41,7 @@ def bench(
         int, typer.Option(min=1, help="Sessions of each, spread over the devices in turn.")
     ] = 1,
     output: Annotated[
-        Literal["md", "csv", "json", "jsonl"] | None,
+        OutputFormat | None,
         typer.Option("-o", "--output", help="Print a table as llama-bench does, in this format."),
     ] = None,
     json: Json = False,
@@ -121,7 +121,7 @@ def _print(results: Sequence[Result], db: str, output: OutputFormat | None) -> N
 
 
 def _print_table(results: Sequence[Result], output: OutputFormat) -> None:
-    """Print the table of `-o`; what is not part of it goes to stderr."""
+    """Print the table of `-o`, and its caveats on stderr."""
     records = [
         to_record(test, result.runs)
         for result in results

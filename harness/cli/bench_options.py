@@ -140,9 +140,6 @@ class BenchOptions:
 
         Args:
             others: its other fields.
-
-        Raises:
-            WrongUseError: an option cannot be used.
         """
         if self.reference_tokens is not None:
             read_tokens(self.reference_tokens)  # refused before a device is leased
@@ -163,14 +160,10 @@ class BenchOptions:
         )
 
     def conditioning(self) -> Prepare | None:
-        """Make what brings a device into its measuring conditions.
+        """Return the preparation of a device for measuring.
 
         Conditions that an option names must be met, or the run fails. Without one, sessions still
         wait for a cool device, but only record if it stays hot.
-
-        Raises:
-            WrongUseError: the charge is no window, or conditions are both named and forbidden; or
-                a value is out of range.
         """
         is_asked = self.max_temp is not None or self.charge is not None
         if self.no_gate:
@@ -189,13 +182,7 @@ class BenchOptions:
 
     @contextmanager
     def open_series(self, db: str, on_session: OnSession) -> Iterator[BenchSeries]:
-        """Open the store and the source of devices for a series of sessions.
-
-        Raises:
-            WrongUseError: an option cannot be used.
-            StoreError: the database cannot be used.
-            PoolError: the pool cannot be used.
-        """
+        """Open the store and the source of devices for a series of sessions."""
         labels = parse_labels(self.label)
         options = SessionOptions(
             telemetry_hz=DEFAULT_HZ,
@@ -217,11 +204,7 @@ class BenchOptions:
 
 
 def parse_labels(texts: Sequence[str] | None) -> dict[str, str]:
-    """Read `--label` options.
-
-    Raises:
-        WrongUseError: one is no KEY=VALUE, a key occurs twice, or there are too many.
-    """
+    """Read `--label` options."""
     labels: dict[str, str] = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
@@ -254,7 +237,7 @@ def _tell_repetition(number: int, total: int, result: GenerationResult) -> None:
 
 @contextmanager
 def report_interrupt(db: str) -> Iterator[None]:
-    """Say at Ctrl-C what happens to what was measured so far."""
+    """Say at Ctrl-C which sessions the database has."""
     try:
         yield
     except KeyboardInterrupt:

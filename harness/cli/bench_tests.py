@@ -2,8 +2,8 @@
 
 One run of ours measures a prompt and the generation after it, so `-p 64 -n 16` is one test here
 (`pp64` and `tg16 @ d64` at once), and lists of both give every pair. Genie always takes a prompt
-and gives the first token with it; so the nearest to `-n 0` is a prompt with just that token, whose
-decode rate does not exist, and the nearest to `-p 0` a generation after the shortest prompt.
+and gives the first token with it; so the nearest to `-n 0` is a prompt with that token alone,
+without a decode rate, and the nearest to `-p 0` a generation after the shortest prompt.
 
 With `-d`, prompts and generations are tests of their own, as in llama-bench: a prompt after a query
 that fills the context, and a generation after a prompt of the depth.
@@ -41,7 +41,7 @@ class BenchTest:
 
 @dataclass(frozen=True)
 class LlamaBenchOptions:
-    """llama-bench's options of what is measured."""
+    """llama-bench's options of tests."""
 
     prompt_tokens: Annotated[
         list[str] | None,
@@ -84,12 +84,7 @@ class LlamaBenchOptions:
     ] = None
 
     def tests(self) -> tuple[BenchTest, ...]:
-        """Return the tests, each once.
-
-        Raises:
-            WrongUseError: a number cannot be read, nothing would be measured, or Genie cannot do
-                it.
-        """
+        """Return the tests, each once."""
         prompts, both = self.prompt_tokens, self.both
         at_depth = _numbers("-d", self.depth_tokens) or (0,)
         pairs = [_test(*_pair(text)) for text in both or ()]

@@ -1,7 +1,7 @@
 """`qnnfarm build`: builds a container for each target from a model folder.
 
-What builds is imported after the look at finished builds, so that a build with nothing to do takes
-no longer than that look.
+Builders are imported after the look at finished builds, so that a build with nothing to do takes no
+longer than that look.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from buildlib.checkpoint.layout import CALIBRATION_TEXT, CONFIG_FILE
 from buildlib.errors import ContainerError, InputFileError, VerificationFailedError
 from buildlib.sizes import size_text
 from buildlib.targets import parse_target
-from buildlib.toolchains.registry import open_toolchain
 from harness.cli.arguments import (
     FromHost,
     Json,
     LabDb,
-    QairtSdk,
     ReferenceWith,
-    Toolchain,
+    ToolchainOptions,
+    absolute,
     lab_extra,
     read_text,
 )
-from harness.cli.progress import StageBar
+from harness.cli.groups import with_groups
+from harness.cli.progress import BuildBar
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.words import pluralize
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from buildlib.builder.runner import StageRecord
     from buildlib.builder.stage_graph import StageNode
     from buildlib.container.container import GenAIContainer
-    from buildlib.numerics.comparison import StageComparison, VerificationReport
+    from buildlib.numerics.comparison import VerificationReport
     from harness.plans.builds import BuildRequest
 
 _HEADINGS = ("stage", "graph", "verdict", "SQNR", "greedy", "max diff", "relative", "bound")
@@ -75,57 +75,60 @@ class BuildSummary:
         )
 
 
-def build(
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model, and what is built of it."""
+
     model_dir: Annotated[
         Path,
         typer.Argument(
             help="An ONNX export or its folder, with `config.json`, `tokenizer.json` and encodings "
             "beside it; or the folder of a checkpoint in Hugging Face layout."
         ),
-    ],
+    ]
     target: Annotated[
         list[str],
         typer.Option(
             help="SoC to build for: `SM8750` is the phone, `SM8750:emulator` the virtual device. "
             "Can be repeated."
         ),
-    ],
+    ]
     out: Annotated[
         Path,
         typer.Option(help="Folder of the container; with several targets, of one folder each."),
-    ],
+    ]
     ar: Annotated[
         str | None,
         typer.Option(
             metavar="N[,N...]",
             help="Tokens per graph call: 1 and one prefill length, or several. By default 1,128.",
         ),
-    ] = None,
+    ] = None
     cl: Annotated[
         str | None,
         typer.Option(
             metavar="N[,N...]", help="Context length in tokens, or several. By default 4096."
         ),
-    ] = None,
+    ] = None
     splits: Annotated[
         int | None,
         typer.Option(
             min=1, help="Parts to cut the model into; by default as many as its size asks for."
         ),
-    ] = None,
+    ] = None
     encodings: Annotated[
         Path | None, typer.Option(help="Encodings of the ONNX, when they do not lie beside it.")
-    ] = None,
+    ] = None
     calibration: Annotated[
         Path | None, typer.Option(help="Text to calibrate on where encodings are missing.")
-    ] = None,
+    ] = None
     recipe: Annotated[
         str | None,
         typer.Option(
             help="Quantization recipe, such as `w8a16`, `w4a16` or `LPBQ_SeqMSE`; docs/"
             "quantization.md has all, measured."
         ),
-    ] = None,
+    ] = None
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -135,7 +138,7 @@ def build(
             help="Any option of the builder by its dotted key, such as "
             "`graphs.vtcm_size_in_mb=4` or `speculative_config.draft_len=4`. Can be repeated.",
         ),
-    ] = None,
+    ] = None
     options_file: Annotated[
         Path | None,
         typer.Option(
@@ -144,17 +147,17 @@ def build(
             help="YAML or JSON with such options, its paths relative to its folder. Options of the "
             "command line come before it.",
         ),
-    ] = None,
+    ] = None
     lora: Annotated[
         Path | None,
         typer.Option(help="Adapters to build in: a PEFT folder, or a folder of such folders."),
-    ] = None,
+    ] = None
     embedding_lut: Annotated[
         bool,
         typer.Option(
             "--embedding-lut", help="Leave the embedding to the host, as a table of its own."
         ),
-    ] = False,
+    ] = False
     verify: Annotated[
         bool,
         typer.Option(
@@ -162,10 +165,90 @@ def build(
             help="Run the model before and after each stage, on the emulator too, and refuse a "
             "container whose stages changed it.",
         ),
-    ] = False,
-    reference_with: ReferenceWith = "onnx",
-    toolchain: Toolchain = "pypi",
-    qairt_sdk: QairtSdk = None,
+    ] = False
+    reference_with: ReferenceWith = "onnx"
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the model."""
+        return self.model_dir.parent if self.model_dir.is_file() else self.model_dir
+
+    def identity(self, toolchain: ToolchainOptions) -> dict[str, object]:
+        """Return all that decides the output of a build, by which finished builds are found."""
+        versions = None  # those of the wheel are looked up without loading anything
+        if toolchain != ToolchainOptions():
+            versions = dict(toolchain.open().versions())
+        return {
+            "model": str(self.model_dir.absolute()),
+            "targets": self.target,
+            "out": str(self.out.absolute()),
+            "shapes": [self.ar, self.cl, self.splits],
+            "encodings": absolute(self.encodings),
+            "calibration": None if self.calibration is None else read_text(self.calibration),
+            "recipe": self.recipe,
+            "options": self.option,
+            "options_file": None if self.options_file is None else read_text(self.options_file),
+            "additions": [absolute(self.lora), self.embedding_lut],
+            "toolchain": versions,
+        }
+
+    def requests(self, toolchain: ToolchainOptions) -> "list[tuple[BuildRequest, Path]]":
+        """Return the request of each target, and the folder of its container."""
+        from buildlib.builder_options import flatten_options
+        from harness.plans.builds import BuildRequest
+
+        settings: dict[str, object] = {
+            "arn_cl_options.auto_regression_number": _parse_numbers("--ar", self.ar, "1,32"),
+            "arn_cl_options.context_length": _parse_numbers("--cl", self.cl, "4096"),
+            "split_model.num_splits": self.splits,
+            "quantization.recipe": self.recipe,
+            "lora_config.lora_config_path": None if self.lora is None else str(self.lora),
+            "prepare_embedding_lut": self.embedding_lut or None,
+        }
+        settings = {key: value for key, value in settings.items() if value is not None}
+        settings |= dict(_parse_option(text) for text in self.option or ())
+        options = _read_options(self.options_file) | flatten_options(settings, Path.cwd())
+        names = dict.fromkeys(str(parse_target(one)) for one in self.target)
+        return [
+            (
+                BuildRequest(
+                    model=self.model_dir,
+                    target=name,
+                    options=options,
+                    encodings=self.encodings,
+                    calibration=self.calibration,
+                    verify=self.verify,
+                    reference_with=self.reference_with,
+                    toolchain=toolchain.toolchain,
+                    qairt_sdk=toolchain.qairt_sdk,
+                ),
+                self.out / name.replace(":", "-") if len(names) > 1 else self.out,
+            )
+            for name in names
+        ]
+
+
+@dataclass(frozen=True)
+class LabOptions:
+    """The lab that builds."""
+
+    lab: Annotated[
+        bool,
+        typer.Option(
+            "--lab",
+            help="Let a worker of a lab build it, and follow it; Ctrl-C leaves it running.",
+        ),
+    ] = False
+    cancel: Annotated[bool, typer.Option("--cancel", help="With --lab: end the build.")] = False
+    db: LabDb = None
+    origin: FromHost = ""
+
+
+@with_groups
+def build(
+    model: ModelOptions,
+    toolchain: ToolchainOptions,
+    *,
     overwrite: Annotated[
         bool, typer.Option(help="Replace a container that is already there.")
     ] = False,
@@ -173,16 +256,7 @@ def build(
         bool,
         typer.Option("--dry-run", help="Show the stages and which would run; build nothing."),
     ] = False,
-    lab: Annotated[
-        bool,
-        typer.Option(
-            "--lab",
-            help="Let a worker of a lab build it, and follow it; Ctrl-C leaves it running.",
-        ),
-    ] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="With --lab: end the build.")] = False,
-    db: LabDb = None,
-    origin: FromHost = "",
+    lab: LabOptions,
     memory: Annotated[
         float | None,
         typer.Option(
@@ -209,80 +283,37 @@ def build(
     from buildlib.paths import default_cache_root
 
     began = time.monotonic()
-    versions = None  # those of the wheel are looked up without loading anything
-    if toolchain != "pypi" or qairt_sdk is not None:
-        versions = dict(open_toolchain(toolchain, qairt_sdk).versions())
-    parent = model_dir.parent if model_dir.is_file() else model_dir
-    if cancel and not lab:
+    identity = model.identity(toolchain)
+    if lab.cancel and not lab.lab:
         raise WrongUseError("--cancel needs --lab: Ctrl-C ends a build that runs here")
-    _check_reference(reference_with, parent, verify=verify)
+    _check_reference(model)
     if verbose:
-        _tell_unread(parent)
-    text = None if calibration is None else read_text(calibration)
-    request = {
-        "model": str(model_dir.absolute()),
-        "targets": target,
-        "out": str(out.absolute()),
-        "shapes": [ar, cl, splits],
-        "encodings": None if encodings is None else str(encodings.absolute()),
-        "calibration": text,
-        "recipe": recipe,
-        "options": option,
-        "options_file": None if options_file is None else read_text(options_file),
-        "additions": [None if lora is None else str(lora.absolute()), embedding_lut],
-        "toolchain": versions,
-    }
-    finished = None if verify or dry_run or lab else find_finished(default_cache_root(), request)
+        _tell_unread(model.folder)
+    is_plain = not (model.verify or dry_run or lab.lab)
+    finished = find_finished(default_cache_root(), identity) if is_plain else None
     if finished is not None:
         summaries = [_again(answer, time.monotonic() - began) for answer in finished.answer]
         _tell_of([(summary, None) for summary in summaries], json=json)
         return
-    from buildlib.builder_options import flatten_options
     from buildlib.container.files import check_replaceable
-    from harness.plans.builds import BuildRequest
 
-    settings: dict[str, object] = {
-        "arn_cl_options.auto_regression_number": _parse_numbers("--ar", ar, "1,32"),
-        "arn_cl_options.context_length": _parse_numbers("--cl", cl, "4096"),
-        "split_model.num_splits": splits,
-        "quantization.recipe": recipe,
-        "lora_config.lora_config_path": None if lora is None else str(lora),
-        "prepare_embedding_lut": embedding_lut or None,
-    }
-    settings = {key: value for key, value in settings.items() if value is not None}
-    settings |= dict(_parse_option(text) for text in option or ())
-    options = _read_options(options_file) | flatten_options(settings, Path.cwd())
     builds = []
-    names = list(dict.fromkeys(str(parse_target(one)) for one in target))
-    for name in names:
-        one = BuildRequest(
-            model=model_dir,
-            target=name,
-            options=options,
-            encodings=encodings,
-            calibration=calibration,
-            verify=verify,
-            reference_with=reference_with,
-            toolchain=toolchain,
-            qairt_sdk=qairt_sdk,
-        )
-        folder = place(out, name, several=len(names) > 1)
-        job = one.plan()
+    for request, folder in model.requests(toolchain):
+        job = request.plan()
         job.memory_limit = None if memory is None else int(memory * 2**30)
-        if not cancel:  # before a long build
+        if not lab.cancel:  # before a long build
             check_replaceable(folder, exist_ok=overwrite)
             _refuse_unwritable(folder, job.weights)
-        builds.append((one, job, folder))
+        builds.append((request, job, folder))
     if dry_run:
         _show_stages({one.target: job.stages() for one, job, _ in builds}, json=json)
         return
-    if lab:
-        results = _build_in_lab(builds, db, origin, overwrite=overwrite, cancel=cancel, json=json)
-        _tell_of(results, json=json)
+    if lab.lab:
+        _tell_of(_build_in_lab(builds, lab, overwrite=overwrite, json=json), json=json)
         return
     results = []
     for one, job, folder in builds:
-        with StageProgress(one.target) as progress:
+        with BuildBar(one.target) as progress:
             container, report = one.run(
                 job,
                 folder,
@@ -293,34 +324,32 @@ def build(
         if report is not None and not json:
             _print_comparisons(report)
         results.append((_summary(one.target, container, job.records), report))
-    if not verify:
-        _remember(request, parent.absolute(), [(job, folder) for _, job, folder in builds], results)
+    if not model.verify:
+        folders = [(job, folder) for _, job, folder in builds]
+        _remember(identity, model.folder.absolute(), folders, results)
     _tell_of(results, json=json)
 
 
 def _build_in_lab(
     builds: "Sequence[tuple[BuildRequest, Build, Path]]",
-    db: str | None,
-    origin: str,
+    lab: LabOptions,
     *,
     overwrite: bool,
-    cancel: bool,
     json: bool,
 ) -> "list[tuple[BuildSummary, VerificationReport | None]]":
     """Submit builds to a lab, follow them and fetch their containers, or cancel them."""
     with lab_extra("--lab"):
         from harness.lab.builds import BuildJob, open_lab_builds
         from harness.lab.content import own_address
-    if db is None:
+    if lab.db is None:
         raise WrongUseError("--lab: name the lab's database by --db or $QNNFARM_LAB")
     results: list[tuple[BuildSummary, VerificationReport | None]] = []
-    with open_lab_builds(db) as in_lab:
-        jobs = [
-            BuildJob.of(one, job, folder, origin or own_address()) for one, job, folder in builds
-        ]
-        if cancel:
-            cancelled = sum(in_lab.cancel(job) for job in jobs)
-            answers().print(f"{pluralize(cancelled, 'build')} cancelled")
+    with open_lab_builds(lab.db) as in_lab:
+        origin = lab.origin or own_address()
+        jobs = [BuildJob.of(one, job, folder, origin) for one, job, folder in builds]
+        if lab.cancel:
+            count = sum(in_lab.cancel(job) for job in jobs)
+            answers().print(f"{pluralize(count, 'build')} cancelled")
             raise typer.Exit
         is_new = [in_lab.submit(job) for job in jobs]
 
@@ -335,9 +364,9 @@ def _build_in_lab(
         try:
             for (one, _, folder), job, new in zip(builds, jobs, is_new, strict=True):
                 tell = partial(_print_line, one.target)
-                container, built = in_lab.follow(job, folder, tell, overwrite=overwrite, hear=hear)
-                tell(f"{'built by' if new else 'built before by'} {built.host}")
-                summary, report = _read_answer({**built.answer, "folder": str(container.path)})
+                container, result = in_lab.follow(job, folder, tell, overwrite=overwrite, hear=hear)
+                tell(f"{'built by' if new else 'built before by'} {result.host}")
+                summary, report = _read_answer({**result.answer, "folder": str(container.path)})
                 results.append((summary if new else _again(asdict(summary), 0), report))
         except KeyboardInterrupt:
             print_remark("the build goes on: the same command follows it, --cancel ends it")
@@ -365,14 +394,14 @@ def _show_stages(stages: "Mapping[str, Sequence[StageNode]]", *, json: bool) -> 
         print_remark("more stages follow, which depend on what these make")
 
 
-def _check_reference(reference_with: str, folder: Path, *, verify: bool) -> None:
-    if reference_with != "transformers":
+def _check_reference(model: ModelOptions) -> None:
+    if model.reference_with != "transformers":
         return
     from buildlib.numerics.transformers import require_family
 
-    if not verify:
+    if not model.verify:
         raise WrongUseError("--reference-with transformers needs --verify")
-    require_family(folder)  # before a long build
+    require_family(model.folder)  # before a long build
 
 
 def _tell_unread(folder: Path) -> None:
@@ -391,42 +420,39 @@ def _remember(
     builds: "Sequence[tuple[Build, Path]]",
     results: "Sequence[tuple[BuildSummary, VerificationReport | None]]",
 ) -> None:
-    """Keep what a request read and made, if that can be told."""
+    """Keep the inputs and the outputs of a build, if they are known."""
     from buildlib.cache.finished_builds import FinishedBuild, remember_finished
     from buildlib.paths import default_cache_root
 
-    inputs = [job.inputs for job, _ in builds]
-    read = [path for files in inputs if files is not None for path in files]
-    if None in inputs:
-        return
+    inputs: list[Path] = []
+    for job, _ in builds:
+        if job.inputs is None:
+            return
+        inputs += job.inputs
     root = default_cache_root()
     with contextlib.suppress(InputFileError):
-        finished = FinishedBuild.of(
+        build_ = FinishedBuild.of(
             root,
-            read,
+            inputs,
             [parent, (parent / CALIBRATION_TEXT).parent],
             [folder.absolute() for _, folder in builds],
             [record.entry for job, _ in builds for record in job.records],
             [asdict(summary) for summary, _ in results],
         )
-        remember_finished(root, request, finished)
+        remember_finished(root, request, build_)
 
 
 def _again(answer: dict[str, Any], seconds: float) -> BuildSummary:
     """Return the summary of a build that had nothing to do."""
     stages = answer["stages_run"] + answer["stages_reused"]
-    changed = {"stages_run": 0, "stages_reused": stages, "seconds": round(seconds, 3)}
-    return BuildSummary(**answer | changed)
+    counts = {"stages_run": 0, "stages_reused": stages, "seconds": round(seconds, 3)}
+    return BuildSummary(**answer | counts)
 
 
 def _tell_of(
     results: "Sequence[tuple[BuildSummary, VerificationReport | None]]", *, json: bool
 ) -> None:
-    """Print a summary of a build.
-
-    Raises:
-        VerificationFailedError: a stage changed a model; those before it are told of.
-    """
+    """Print a summary of a build."""
     if json:
         print_json([_answer(summary, report) for summary, report in results])
     for summary, report in results:
@@ -437,17 +463,8 @@ def _tell_of(
             answers().print(summary.as_line())
 
 
-def place(out: Path, target: str, *, several: bool) -> Path:
-    """Return a target's folder: `out` itself, or with several targets a folder in it."""
-    return out / target.replace(":", "-") if several else out
-
-
 def _refuse_unwritable(folder: Path, size: int) -> None:
-    """Check that a container of `size` bytes can be written to a folder; leave nothing there.
-
-    Raises:
-        ContainerError: nothing can be made there.
-    """
+    """Check that a container of `size` bytes can be written to a folder; leave nothing there."""
     from buildlib.paths import user_path
 
     parents = user_path(folder).absolute().parents
@@ -461,27 +478,6 @@ def _refuse_unwritable(folder: Path, size: int) -> None:
     if free < size and not folder.exists():
         sizes = f"about {size >> 20:,} MiB are needed and {free >> 20:,} MiB free"
         raise ContainerError(str(folder), f"{sizes}; free some, or name another folder")
-
-
-class StageProgress(StageBar):
-    """A progress bar over a build's stages."""
-
-    def __init__(self, title: str) -> None:
-        super().__init__(title)
-        self._title = title
-
-    def compared(self, comparison: "StageComparison") -> None:
-        """Show a finished comparison."""
-        self.update(description=f"verified {comparison.stage} {comparison.subject}")
-
-    def show(self, record: "StageRecord") -> None:
-        """Advance to a finished stage."""
-        how = "cached" if record.reused else f"{record.seconds:.1f} s"
-        text = f"{record.operation} {record.subject} ({how})"
-        self.update(completed=record.number, total=record.total, description=text)
-        if not self.is_terminal:
-            place = f"{record.number}/{record.total} " if record.total else ""
-            self.print(f"{self._title}: {place}{text}")
 
 
 def _print_comparisons(report: "VerificationReport") -> None:
@@ -508,7 +504,7 @@ def _answer(summary: BuildSummary, report: "VerificationReport | None") -> dict[
 
 
 def _read_answer(answer: "Mapping[str, Any]") -> "tuple[BuildSummary, VerificationReport | None]":
-    """Read what `_answer` gave on another host."""
+    """Read an answer of another host's `_answer`."""
     from buildlib.numerics.comparison import VerificationReport
 
     verification = answer.get("verification")
@@ -539,11 +535,7 @@ class _OptionsFile(BaseModel):
 
 
 def _read_options(path: Path | None) -> dict[str, object]:
-    """Read `--options`: dotted keys and absolute paths.
-
-    Raises:
-        ConfigFileError: it cannot be read, or is no mapping.
-    """
+    """Read `--options`: dotted keys and absolute paths."""
     from buildlib.builder_options import flatten_options
     from harness.yaml_files import YamlFile
 

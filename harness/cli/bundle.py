@@ -1,4 +1,4 @@
-"""`qnnfarm bundle`: what a runtime needs on a device, before any of it is pushed."""
+"""`qnnfarm bundle`: the files that a runtime needs on a device, before one is pushed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -6,12 +6,10 @@ from typing import Annotated
 
 import typer
 
-from buildlib.errors import ToolchainMissingError
 from buildlib.sizes import size_text
-from buildlib.toolchains.base import BinaryInfo
-from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import DEFAULT_RUNTIME, ContainerDir, Json, Push, Runtime
-from harness.console import answers, print_json, print_remark, print_rows
+from harness.cli.tensors import read_binaries
+from harness.console import answers, print_json, print_rows
 from harness.deploy.deployment import DeployFile
 from harness.devices.spec import DeviceSpec
 from harness.errors import WrongUseError
@@ -50,18 +48,18 @@ def show(
 ) -> None:
     """List the files that a run would push, each with its origin and digest.
 
-    Nothing is pushed. What a device would refuse, or what would fail there, is listed after them;
-    then the exit code is 1.
+    Nothing is pushed. Files that a device would refuse, or that would fail there, are named after
+    them; then the exit code is 1.
 
     Example: qnnfarm bundle show CONTAINER_DIR --device SERIAL
     """
     if device is not None and abi is not None:
         raise WrongUseError("--device and --abi: give one of them, not both")
-    model, pushed = open_model(container_dir, runtime), pushed_files(push or ())
+    model, own_files = open_model(container_dir, runtime), pushed_files(push or ())
     if device is None:
-        bundle, faults = _for_target(model, abi, pushed)
+        bundle, faults = _for_target(model, abi, own_files)
     else:
-        bundle, faults = bundle_for_device(model, device, pushed)
+        bundle, faults = bundle_for_device(model, device, own_files)
     records = bundle.records()
     if json:
         print_json(
@@ -90,17 +88,13 @@ def _for_target(
     if abi is not None and (abi == EMULATOR) != target.emulator:
         raise WrongUseError(f"--abi {abi}: the container is for {target}")
     bundle = model.bundle(abi or (EMULATOR if target.emulator else ANDROID)).add(pushed)
-    return bundle, find_faults(bundle, container=container, binaries=_inspect(model))
+    return bundle, find_faults(bundle, container=container, binaries=read_binaries(container))
 
 
 def bundle_for_device(
     model: Model, name: str, pushed: Mapping[str, DeployFile]
 ) -> tuple[Bundle, tuple[str, ...]]:
-    """Return the bundle of a model for a device, and its faults.
-
-    Raises:
-        HarnessError: the device cannot be reached, or cannot run the model.
-    """
+    """Return the bundle of a model for a device, and its faults."""
     with host_devices() as devices:
         device = devices.open(devices.resolve(DeviceSpec.parse(name)))
         properties = device.properties()
@@ -109,22 +103,10 @@ def bundle_for_device(
         if not isinstance(runtime, DeployedRuntime):
             raise WrongUseError(f"the runtime {runtime.name} does not say what it pushes")
         container = model.container if isinstance(model, ContainerModel) else None
-        present, binaries = libraries_on(device), _inspect(model)
+        present = libraries_on(device)
+        binaries = {} if container is None else read_binaries(container)
         faults = find_faults(runtime.bundle, properties, container, present, binaries)
     return runtime.bundle, faults
-
-
-def _inspect(model: Model) -> dict[str, BinaryInfo]:
-    """Read the context binaries of a container; of other models there are none."""
-    if not isinstance(model, ContainerModel):
-        return {}
-    files = model.container.metadata.files
-    names = [name for name, record in files.items() if record.kind == "binary"]
-    try:
-        return {name: OrtQnnToolchain().inspect(model.container.files[name]) for name in names}
-    except ToolchainMissingError as error:
-        print_remark(f"the binaries are not read: {error}")
-        return {}
 
 
 def _print(bundle: Bundle, records: Sequence[BundleRecord], faults: Sequence[str]) -> None:

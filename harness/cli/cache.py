@@ -164,7 +164,7 @@ def prune(
     cache: Root = None,
     json: Json = False,
 ) -> None:
-    """Remove entries and leftovers of dead builds, except what a running build uses.
+    """Remove entries and leftovers of dead builds, except entries that a running build uses.
 
     Without options, the cache shrinks to $QNNFARM_CACHE_LIMIT if that is set.
 

@@ -43,11 +43,11 @@ def check(
     Example: qnnfarm config check CONTAINER_DIR
     """
     paths = [path for file in files for path in _configurations(file)]
-    missing = None
+    no_genie = None
     try:
         judgements = judge_files(paths)
     except ToolchainMissingError as error:
-        missing = error
+        no_genie = error
         judgements = judge_files(paths, ask=False)
     if json:
         print_json([_as_json(each) for each in judgements])
@@ -56,8 +56,8 @@ def check(
             _show(each)
     if not all(each.accepted and not _refusal(each) for each in judgements):
         raise typer.Exit(BAD)
-    if missing is not None:
-        raise missing
+    if no_genie is not None:
+        raise no_genie
 
 
 def _configurations(path: Path) -> list[Path]:
@@ -80,9 +80,9 @@ def _show(judgement: Judgement) -> None:
         _show_verdict("libGenie", judgement.genie.faults)
     for limit in _limits(judgement):
         console.print(f"  not on the emulator: {limit}", style="yellow")
-    refused = _refusal(judgement)
-    if refused:
-        console.print(f"  refused: /dialog/type: {refused}", style="red")
+    reason = _refusal(judgement)
+    if reason:
+        console.print(f"  refused: /dialog/type: {reason}", style="red")
 
 
 def _show_verdict(who: str, faults: tuple[Fault, ...]) -> None:

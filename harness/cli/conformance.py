@@ -14,16 +14,15 @@ from rich.text import Text
 from buildlib.checkpoint.layout import CALIBRATION_TEXT
 from buildlib.container.container import GenAIContainer
 from buildlib.error_base import QnnfarmError
-from buildlib.files import atomic_write_bytes
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.targets import find_soc
-from buildlib.toolchains.base import BinaryInfo
-from buildlib.toolchains.base import Toolchain as Compiler
+from buildlib.toolchains.base import BinaryInfo, Toolchain
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.qairt.toolchain import QairtToolchain
 from buildlib.toolchains.registry import open_toolchain
-from harness.cli.arguments import WAIT_S, Json, QairtSdk, Toolchain, Wait, read_text
+from harness.cli.arguments import WAIT_S, Json, ToolchainOptions, Wait, read_text, write_file
 from harness.cli.device_lease import lease_device
+from harness.cli.groups import with_groups
 from harness.cli.rehearse import prompt_lengths, virtual_device, without_spill
 from harness.console import answers, print_json, print_remark
 from harness.devices.base import DeviceProperties
@@ -74,7 +73,7 @@ _NOT_DRIVEN = (
 
 @dataclass(frozen=True)
 class Proof:
-    """One check, where it was made, and what it saw."""
+    """A check, its place, and its finding."""
 
     subject: str
     mark: Mark
@@ -85,16 +84,17 @@ _Value = TypeVar("_Value")
 
 
 class _Refuted(Exception):  # noqa: N818  (a finding)
-    """A check saw something else than it should; its text says what."""
+    """A check that failed, with its finding."""
 
 
+@with_groups
 def conformance(
     model_dir: Annotated[
         Path, typer.Argument(help="A checkpoint or export, such as suites/models/tiny_llama.")
     ],
     out: Annotated[Path, typer.Option(help="Folder of the containers and of the report.")],
-    toolchain: Toolchain = "pypi",
-    qairt_sdk: QairtSdk = None,
+    *,
+    toolchain: ToolchainOptions,
     device: Annotated[
         str | None, typer.Option(help="The phone or board; by default a virtual device.")
     ] = None,
@@ -110,7 +110,7 @@ def conformance(
     wait: Wait = WAIT_S,
     json: Json = False,
 ) -> None:
-    """Build, push and run a model, and write what is proven into a report for an issue.
+    """Build, push and run a model, and write all proofs into a report for an issue.
 
     Each check is proven here (by PyPI's compiler and the emulator), proven there (by the SDK, or on
     a phone), open, or failed. Tokens and perplexity must be those of PyPI's container on the
@@ -118,7 +118,7 @@ def conformance(
 
     Example: qnnfarm conformance MODEL_DIR --out conformance --toolchain qairt
     """
-    compiler = open_toolchain(toolchain, qairt_sdk)
+    compiler = toolchain.open()
     GenAIBuilderFactory.create(model_dir)  # before a device is leased
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -132,8 +132,8 @@ def conformance(
     if text is None and (model_dir / CALIBRATION_TEXT).is_file():
         text = model_dir / CALIBRATION_TEXT
     content = None if text is None else read_text(text)
-    soc, proofs = find_soc(soc).name, _Proofs(toolchain == "qairt")
-    expected = None
+    soc, proofs = find_soc(soc).name, _Proofs(toolchain.toolchain == "qairt")
+    reference = None
     containers = proofs.prove(
         "build", lambda: _Containers.build(model_dir, out, compiler, soc, (ar, cl))
     )
@@ -142,11 +142,11 @@ def conformance(
         questions = _Prompts(lengths, max_tokens, content)
         _prove_host(proofs, containers, compiler)
         proofs.there = False
-        expected = proofs.prove("emulator", lambda: _ask_emulator(containers, questions))
-        if expected is not None and containers.unshared is not containers.reference:
+        reference = proofs.prove("emulator", lambda: _ask_emulator(containers, questions))
+        if reference is not None and containers.unshared is not containers.reference:
             proofs.there = True
-            proofs.prove("SDK on emulator", lambda: _ask_again(containers, questions, expected))
-        if expected is not None:
+            proofs.prove("SDK on emulator", lambda: _ask_again(containers, questions, reference))
+        if reference is not None:
             where = (
                 virtual_device(containers.reference)
                 if device is None
@@ -154,13 +154,14 @@ def conformance(
             )
             proofs.there = properties is not None and not properties.emulator
             proofs.prove(
-                "device", lambda: _prove_device(proofs, where, containers, questions, expected, out)
+                "device",
+                lambda: _prove_device(proofs, where, containers, questions, reference, out),
             )
     for subject, why in _NOT_DRIVEN:
         proofs.open(subject, why)
-    report = _report(proofs.made, model_dir, compiler, soc, properties, expected)
-    atomic_write_bytes(out / "conformance.json", json_module.dumps(report, indent=2).encode())
-    atomic_write_bytes(out / "conformance.md", _markdown(report, proofs.made).encode())
+    report = _report(proofs.made, model_dir, compiler, soc, properties, reference)
+    write_file(out / "conformance.json", json_module.dumps(report, indent=2).encode())
+    write_file(out / "conformance.md", _markdown(report, proofs.made).encode())
     if json:
         print_json(report)
     else:
@@ -242,9 +243,9 @@ class _Containers:
 
     @classmethod
     def build(
-        cls, model: Path, out: Path, compiler: Compiler, soc: str, shape: tuple[int, int]
+        cls, model: Path, out: Path, compiler: Toolchain, soc: str, shape: tuple[int, int]
     ) -> tuple[str, Self]:
-        def container(target: str, by: Compiler) -> GenAIContainer:
+        def container(target: str, by: Toolchain) -> GenAIContainer:
             builder = GenAIBuilderFactory.create(model, toolchain=by, cache_root=out / "cache")
             lengths = {"auto_regression_number": (1, shape[0]), "context_length": (shape[1],)}
             options = {f"arn_cl_options.{key}": value for key, value in lengths.items()}
@@ -257,18 +258,18 @@ class _Containers:
         pypi = open_toolchain("pypi")
         by_sdk = compiler.name != pypi.name
         reference = container(emulator, pypi) if by_sdk else unshared
-        parts = pluralize(len(_binaries(shared)), "binary")
+        parts = pluralize(len(shared.binaries), "binary")
         return f"{parts} for {soc}, as many for its emulator", cls(shared, unshared, reference)
 
     def compare_graphs(self) -> tuple[str, bool]:
         """Hold the graphs against those that PyPI's compiler makes."""
-        expected = {g.name: without_spill(g) for i in _infos(self.reference) for g in i.graphs}
+        references = {g.name: without_spill(g) for i in _infos(self.reference) for g in i.graphs}
         graphs = [without_spill(graph) for info in _infos(self.shared) for graph in info.graphs]
-        if names := {graph.name for graph in graphs} ^ expected.keys():
+        if names := {graph.name for graph in graphs} ^ references.keys():
             raise _Refuted(f"only one of both toolchains makes {', '.join(sorted(names))}")
         tensors = 0
         for graph in graphs:
-            other = expected[graph.name]
+            other = references[graph.name]
             ours, theirs = (
                 {t.name: t for t in (*one.inputs, *one.outputs)} for one in (graph, other)
             )
@@ -284,7 +285,7 @@ class _Containers:
 
     def compare_sizes(self) -> tuple[str, bool]:
         both = (self.shared, self.unshared)
-        shared, unshared = (sum(p.stat().st_size for p in _binaries(one)) for one in both)
+        shared, unshared = (sum(p.stat().st_size for p in one.binaries.values()) for one in both)
         detail = f"{shared:,} bytes, and {unshared:,} without"
         if shared >= unshared:
             raise _Refuted(f"it saves nothing: {detail}")
@@ -292,7 +293,7 @@ class _Containers:
 
     def read_twice(self, compiler: QairtToolchain) -> tuple[str, bool]:
         """Compare our description of each binary with that of the SDK's own program."""
-        for path in _binaries(self.shared):
+        for path in self.shared.binaries.values():
             ours = {
                 graph.name: {t.name: t.shape for t in (*graph.inputs, *graph.outputs)}
                 for graph in compiler.inspect(path).graphs
@@ -303,8 +304,8 @@ class _Containers:
         return "qnn-context-binary-utility reads our graphs, tensors and shapes, too", True
 
 
-def _prove_host(proofs: _Proofs, containers: _Containers, compiler: Compiler) -> None:
-    """Prove what needs no device."""
+def _prove_host(proofs: _Proofs, containers: _Containers, compiler: Toolchain) -> None:
+    """Prove all that needs no device."""
     proofs.prove("graphs", containers.compare_graphs)
     proofs.prove("weight sharing", containers.compare_sizes)
     if isinstance(compiler, QairtToolchain):
@@ -325,7 +326,7 @@ def _ask_emulator(containers: _Containers, prompts: _Prompts) -> tuple[str, _Exp
 def _ask_again(
     containers: _Containers, prompts: _Prompts, expected: _Expected
 ) -> tuple[str, object]:
-    """Ask what the SDK compiled for the emulator."""
+    """Ask the SDK's container for the emulator."""
     with virtual_device(containers.unshared) as device:
         return _compare(prompts.ask(device, containers.unshared, "genie"), expected.results)
 
@@ -370,13 +371,8 @@ def _prove_device(
     return f"{properties.model}, {properties.system}, {properties.soc}", True
 
 
-def _binaries(container: GenAIContainer) -> list[Path]:
-    files = container.metadata.files
-    return [container.files[name] for name, file in files.items() if file.kind == "binary"]
-
-
 def _infos(container: GenAIContainer) -> Iterable[BinaryInfo]:
-    return map(OrtQnnToolchain().inspect, _binaries(container))
+    return map(OrtQnnToolchain().inspect, container.binaries.values())
 
 
 def _graphs_of(description: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -440,7 +436,7 @@ def _check_profiles(results: Sequence[GenerationResult], folder: Path) -> tuple[
 def _report(
     proofs: Sequence[Proof],
     model: Path,
-    compiler: Compiler,
+    compiler: Toolchain,
     soc: str,
     properties: DeviceProperties | None,
     expected: _Expected | None,

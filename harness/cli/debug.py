@@ -1,4 +1,4 @@
-"""`qnnfarm debug`: what runtimes and devices do with the graphs of a container."""
+"""`qnnfarm debug`: KV caches and tensors of a container's graphs, call by call."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -99,7 +99,7 @@ def tensor(
 
     The runtime graph answers the prompt, and the float model sees the same tokens. The first tensor
     that is below the bound is named, with its layer. Graphs with inner tensors are compiled again
-    to have them as outputs; all else that they give is compared with what the container gives.
+    to have them as outputs; their other outputs are compared with those of the container.
     Exits 1 if a tensor is below the bound.
 
     Example: qnnfarm debug tensor CONTAINER_DIR --reference CHECKPOINT_DIR
@@ -144,7 +144,7 @@ def _describe_change(changed: Sequence[str]) -> str:
 
 
 def _finite(values: Mapping[str, object]) -> dict[str, object]:
-    """Replace what JSON has no number for: equal tensors have an infinite SQNR."""
+    """Replace infinity, for which JSON has no number: equal tensors have an infinite SQNR."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in values.items()
@@ -186,7 +186,7 @@ def _show(text: str, calls: Sequence[GraphCall], commits: Sequence[Commit]) -> N
 
 
 def _columns(columns: Mapping[int, tuple[int, int] | None]) -> str:
-    """Show columns as `column<-call.row`, with `?` for what no call gave."""
+    """Show columns as `column<-call.row`, with `?` for a column that no call gave."""
     cells = (
         f"{column}<-{'?' if origin is None else f'{origin[0]}.{origin[1]}'}"
         for column, origin in columns.items()

@@ -1,8 +1,7 @@
 """`qnnfarm device`: virtual Android devices, each its own process behind the real adb server."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
@@ -11,17 +10,10 @@ import typer
 
 from harness.cli.arguments import Json
 from harness.console import answers, print_json, print_remark, print_rows
-from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress, address_from
 from harness.devices.adb.server import ensure_server, resolve_server
 from harness.devices.spec import DeviceSpec
-from harness.errors import (
-    AdbServerError,
-    HarnessError,
-    PoolError,
-    VirtualDeviceConfinementError,
-    WrongUseError,
-)
+from harness.errors import AdbServerError, PoolError, WrongUseError
 from harness.virtual_device import manager
 from harness.virtual_device.device_type import connect
 from harness.virtual_device.events import LoggedEvent
@@ -81,32 +73,6 @@ def print_unconfined(name: str) -> None:
     print_remark(f"virtual:{name} is unconfined: its shell may do on this host all that you may")
 
 
-@contextmanager
-def running_device(
-    name: str, soc: str, server: AdbServer, tell: Callable[[str], None]
-) -> Iterator[str]:
-    """Yield the serial of a virtual device that stops with the block; its files stay.
-
-    Where there is no namespace it runs unconfined.
-    """
-    serial = ""
-    try:
-        try:
-            device = manager.start(name, soc, unconfined=False)
-        except VirtualDeviceConfinementError as error:
-            tell(f"no namespace here ({error.reason}): {name} runs unconfined")
-            device = manager.start(name, soc, unconfined=True)
-        serial = device.serial
-        connect(server, device)
-        yield serial
-    finally:
-        with suppress(HarnessError):
-            if serial:
-                server.disconnect(serial)
-        with suppress(HarnessError):
-            manager.stop(name)
-
-
 @app.command("ls")
 def ls(json: Json = False) -> None:
     """List the virtual devices of this user, running or not.
@@ -155,8 +121,8 @@ def stop(
     """
     if bool(names) == every:
         raise WrongUseError("name the devices to stop, or stop all with --all")
-    running = [device.name for device in manager.list_devices() if device.state == "running"]
-    targets = list(dict.fromkeys(names or running))
+    runs = (device.name for device in manager.list_devices() if device.state == "running")
+    targets = list(dict.fromkeys(names or runs))
     for name in targets:
         _refuse_where_held(name, force=force)
     for name in targets:
@@ -205,11 +171,11 @@ def fault(
     if clear:
         control.clear()
     control.inject(*new)
-    pending = [str(fault) for fault in control.faults()]
+    texts = [str(fault) for fault in control.faults()]
     if json:
-        print_json(pending)
-    elif pending:
-        answers().print("\n".join(pending))
+        print_json(texts)
+    elif texts:
+        answers().print("\n".join(texts))
     else:
         print_remark(f"no fault can still strike {name}")
 

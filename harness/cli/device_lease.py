@@ -36,14 +36,7 @@ def lease_device(
         name: as `DeviceSpec.parse` takes it; `None` is `$ANDROID_SERIAL`, or the only one.
         wait_s: how long to wait if others hold it. A device that is out for another reason is
             not waited for.
-        work: what is done on it, see `Lease.report`.
-
-    Raises:
-        LeaseTimeoutError: others held it for longer, or it is out.
-        WrongUseError, NoDeviceError, SeveralDevicesError: the name matches no device, or several.
-        UnknownVirtualDeviceError: no virtual device of that name was made.
-        WrongUseError: a virtual device's name, without saying that it is one.
-        HarnessError: it cannot be reached.
+        work: that is done on it, see `Lease.report`.
     """
     spec = DeviceSpec.parse(name) if name else None
     with host_devices() as devices, Pool.of([devices.resolve(spec)], devices=devices) as pool:
@@ -79,7 +72,7 @@ def _reporting(lease: Lease, work: Work | None) -> Iterator[Device]:
 
 
 class _Waiting:
-    """Tells what a command waits for, once it does not get it at once.
+    """Names the holder of a device, once a command has to wait for it.
 
     Attributes:
         given_up: whether the device is out for another reason than that others hold it.
@@ -129,12 +122,9 @@ def device_source(
     Args:
         names: devices, or members of the pool, that take turns.
         pool: a pool's file.
-        command: what is done on the devices.
+        command: that runs on the devices.
         wait_s: how long to wait for each lease.
         purpose: of the lease of a session, by its number.
-
-    Raises:
-        PoolError: the pool cannot be used.
     """
     if pool is None and not names and os.environ.get("ANDROID_SERIAL"):
         names = [os.environ["ANDROID_SERIAL"]]
@@ -189,12 +179,6 @@ def open_session(model: Model, options: DeviceOptions, *, command: str) -> Itera
 
     Args:
         command: see `device_source`.
-
-    Raises:
-        WrongUseError: see `pushed_files`.
-        LeaseTimeoutError: others held the device for longer than `--wait` says.
-        PoolError: the pool cannot be used.
-        HarnessError: no device, or one that cannot run the model.
     """
     settings = SessionOptions(shown=deploy_progress)
     if isinstance(options, RunOptions):

@@ -82,10 +82,10 @@ def _holders(sightings: list[Sighting]) -> dict[str, str]:
     """
     holders: dict[str, str] = {}
     try:
-        for answered in (True, False):
-            specs = {one.spec for one in sightings if one.spec and bool(one.properties) == answered}
+        for probe in (True, False):
+            specs = {one.spec for one in sightings if one.spec and bool(one.properties) == probe}
             if specs:
-                with Pool.of(list(specs), probe=answered) as pool:
+                with Pool.of(list(specs), probe=probe) as pool:
                     holders |= {str(member.spec): member.holder for member in pool.members()}
     except HarnessError as error:
         print_remark(f"who holds them cannot be told: {error}")

@@ -59,11 +59,7 @@ class DialogOptions:
     ] = None
 
     def fields(self) -> dict[str, object]:
-        """Return the options that are there, as fields of a workload.
-
-        Raises:
-            WrongUseError: `--lora` is no NAME=STRENGTH.
-        """
+        """Return the options that are there, as fields of a workload."""
         values: dict[str, object] = {
             **vars(self),
             "stop": tuple(self.stop) if self.stop else None,
@@ -74,11 +70,7 @@ class DialogOptions:
 
 
 def parse_lora(text: str | None) -> dict[str, float] | None:
-    """Read `NAME=STRENGTH`, or `NAME` for strength 1.
-
-    Raises:
-        WrongUseError: it is neither.
-    """
+    """Read `NAME=STRENGTH`, or `NAME` for strength 1."""
     if text is None:
         return None
     name, equals, strength = text.partition("=")
@@ -89,11 +81,7 @@ def parse_lora(text: str | None) -> dict[str, float] | None:
 
 
 def parse_tokens(text: str) -> tuple[int, ...]:
-    """Read `--tokens`: ids, or a file of ids as `genie-t2t-run` takes it.
-
-    Raises:
-        WrongUseError: it is neither.
-    """
+    """Read `--tokens`: ids, or a file of ids as `genie-t2t-run` takes it."""
     words = text.replace(",", " ").split()
     if not words or not all(word.isdigit() for word in words):
         try:

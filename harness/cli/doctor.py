@@ -1,6 +1,6 @@
-"""`qnnfarm doctor`: checks what works on this machine, and says how to fix the rest.
+"""`qnnfarm doctor`: checks this machine, and says how to fix it.
 
-Each check imports what it checks, so that an import that fails is a finding too.
+Each check imports its subject, so that an import that fails is a finding too.
 """
 
 import os
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from harness.devices.adb.client import AdbServer
 
 State = Literal["ok", "note", "broken"]
+"""Of these, `note` works less well, and `broken` stops the main job."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check.
-
-    Attributes:
-        state: `note` is something that works less well, `broken` something that stops the main job.
-        advice: what to do about it; empty when nothing is to be done.
-    """
+    """Result of one check, with advice where there is something to do."""
 
     subject: str
     state: State
     detail: str
     advice: str = ""
+
+
+Result = tuple[State, str] | tuple[State, str, str]
+"""State, detail and advice of a finding."""
 
 
 def doctor(json: Json = False) -> None:
@@ -72,53 +72,50 @@ def doctor(json: Json = False) -> None:
 
 def examine() -> Iterator[Finding]:
     """Run all checks, in the order of the data flow; a check that raises is a finding too."""
-    checks: tuple[tuple[str, Callable[[], Finding]], ...] = (
-        ("host", _host),
-        ("libraries", _libraries),
-        ("QNN compiler", _compiler),
-        ("QAIRT SDK", _sdk),
-        ("Genie for phones", _phones),
-        ("cache", _cache),
-        ("pool ledger", _ledger),
-        ("adb", _adb),
-        ("virtual devices", _virtual),
-    )
-    for subject, check in checks:
+    checks: dict[str, Callable[[], Result]] = {
+        "host": _host,
+        "libraries": _libraries,
+        "QNN compiler": _compiler,
+        "QAIRT SDK": _sdk,
+        "Genie for phones": _phones,
+        "cache": _cache,
+        "pool ledger": _ledger,
+        "adb": _adb,
+        "virtual devices": _virtual,
+    }
+    for subject, check in checks.items():
         try:
-            yield check()
+            yield Finding(subject, *check())
         except Exception as error:  # noqa: BLE001  (whatever is broken is what we are here to report)
             yield Finding(subject, "broken", f"{type(error).__name__}: {error}")
 
 
-def _host() -> Finding:
-    python = platform.python_version()
-    detail = f"Python {python} on {platform.system()} {platform.machine()}"
+def _host() -> Result:
+    detail = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        return Finding(
-            "host", "broken", detail, "the compiler and the emulator need Linux on x86_64"
-        )
-    return Finding("host", "ok", detail)
+        return "broken", detail, "the compiler and the emulator need Linux on x86_64"
+    return "ok", detail
 
 
-def _libraries() -> Finding:
+def _libraries() -> Result:
     """Check for libatomic, which `libQnnSystem.so` needs and minimal systems lack."""
     import ctypes.util
 
     if ctypes.util.find_library("atomic") is None:
-        return Finding("libraries", "broken", "libatomic.so.1 is missing", "apt install libatomic1")
-    return Finding("libraries", "ok", "libatomic.so.1 is there")
+        return "broken", "libatomic.so.1 is missing", "apt install libatomic1"
+    return "ok", "libatomic.so.1 is there"
 
 
-def _compiler() -> Finding:
+def _compiler() -> Result:
     from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
     toolchain = OrtQnnToolchain()
     versions = toolchain.versions()
     parts = (f"{name} {version}" for name, version in versions.items() if name != "toolchain")
-    return Finding("QNN compiler", "ok", f"{toolchain.name}: {', '.join(parts)}")
+    return "ok", f"{toolchain.name}: {', '.join(parts)}"
 
 
-def _sdk() -> Finding:
+def _sdk() -> Result:
     """Check the other toolchain, which nothing needs that does not ask for it."""
     from buildlib.toolchains.qairt.toolchain import QairtToolchain
 
@@ -126,7 +123,7 @@ def _sdk() -> Finding:
         sdk = QairtSdk.find()
     except ToolchainMissingError as error:
         detail, _, advice = error.reason.partition("; ")
-        return Finding("QAIRT SDK", "note", detail, f"for `--toolchain qairt`, {advice}")
+        return "note", detail, f"for `--toolchain qairt`, {advice}"
     where = f"{sdk.version} in {sdk.root}"
     for name in (CONVERTER, QUANTIZER):
         try:
@@ -134,24 +131,21 @@ def _sdk() -> Finding:
         except ToolchainError as error:
             last = error.log_tail[-1] if error.log_tail else error.reason
             advice = f"{PYTHON_VARIABLE} names a Python with what it imports (docs/qairt.md)"
-            return Finding("QAIRT SDK", "note", f"{where}: {name} does not start: {last}", advice)
-    return Finding("QAIRT SDK", "ok", f"{where}: its converter and quantizer start")
+            return "note", f"{where}: {name} does not start: {last}", advice
+    return "ok", f"{where}: its converter and quantizer start"
 
 
-def _phones() -> Finding:
+def _phones() -> Result:
     from harness.runtimes.bundles.sources import ANDROID, find_genie
 
     try:
         genie = find_genie(ANDROID, find_soc("SM8750"))
     except GenieMissingError as error:
-        detail = error.reason
-        return Finding("Genie for phones", "note", detail, "virtual devices do without")
-    return Finding(
-        "Genie for phones", "ok", f"{genie.files['libGenie.so'].origin}: it compiles nothing here"
-    )
+        return "note", error.reason, "virtual devices do without"
+    return "ok", f"{genie.files['libGenie.so'].origin}: it compiles nothing here"
 
 
-def _cache() -> Finding:
+def _cache() -> Result:
     from buildlib.paths import default_cache_root
 
     folder = default_cache_root()
@@ -159,16 +153,12 @@ def _cache() -> Finding:
     free = shutil.disk_usage(folder).free
     detail = f"{folder}, {free / 2**30:.1f} GiB free"
     if free < 1 << 30:
-        return Finding(
-            "cache",
-            "note",
-            detail,
-            "builds of large models need more room; QNNFARM_CACHE_DIR moves it",
-        )
-    return Finding("cache", "ok", detail)
+        advice = "builds of large models need more room; QNNFARM_CACHE_DIR moves it"
+        return "note", detail, advice
+    return "ok", detail
 
 
-def _ledger() -> Finding:
+def _ledger() -> Result:
     """Check that the ledger of leases can be used, without making a file of one."""
     from harness.pool.database import Database
     from harness.pool.ledger_file import check_folder, users_of
@@ -178,50 +168,46 @@ def _ledger() -> Finding:
         with closing(Database(find_ledger(find_config(None)[1]))) as database:
             if database.path is None:
                 database.version()
-                return Finding("pool ledger", "ok", f"{database.location}, of several hosts")
+                return "ok", f"{database.location}, of several hosts"
             check_folder(database.path)
-            users = users_of(database.path)
+            return "ok", f"{database.location}, of {users_of(database.path)}"
     except (LedgerError, ConfigFileError) as error:
-        return Finding("pool ledger", "broken", str(error))
-    return Finding("pool ledger", "ok", f"{database.location}, of {users}")
+        return "broken", str(error)
 
 
-def _adb() -> Finding:
+def _adb() -> Result:
     from harness.devices.adb.server import find_adb, is_taken, resolve_server, server_address
     from harness.pool.pool import trusted_users
 
     address = server_address()
     if address.local and not is_taken(address):
-        return Finding(
-            "adb", "ok", f"no server runs; {find_adb()} will be started when a device is needed"
-        )
+        return "ok", f"no server runs; {find_adb()} will be started when a device is needed"
     try:
         return _reach_of(resolve_server(address, trusted_users=trusted_users()))
     except AdbServerError as error:
-        return Finding("adb", "broken", str(error))
+        return "broken", str(error)
 
 
-def _reach_of(server: "AdbServer") -> Finding:
-    """Say who can use the devices of an adb server, which asks nobody who its clients are."""
+def _reach_of(server: "AdbServer") -> Result:
+    """Name the users of an adb server's devices: it authenticates nobody."""
     address = server.address
     detail = f"server at {address}, protocol {server.version}, used as it is"
     if address.path:
         status = Path(address.path).stat()
         owner = user_name(status.st_uid)
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            who = f"{detail}, of {owner}; whoever may write to that file can use its devices"
-            return Finding("adb", "note", who)
-        return Finding("adb", "ok", f"{detail}; {owner} alone can use its devices")
+            others = "whoever may write to that file can use its devices"
+            return "note", f"{detail}, of {owner}; {others}"
+        return "ok", f"{detail}; {owner} alone can use its devices"
     if not address.local:
-        return Finding("adb", "note", f"{detail}; whoever reaches that port can use its devices")
-    whose = f", of {server.owner}" if server.owner else ""
+        return "note", f"{detail}; whoever reaches that port can use its devices"
+    owner = f", of {server.owner}" if server.owner else ""
     is_named = address_from(os.environ) is not None
     advice = "" if is_named else "once it is stopped, qnnfarm starts one that is yours alone"
-    every = "every user of this host can use its devices"
-    return Finding("adb", "note", f"{detail}{whose}; {every}", advice)
+    return "note", f"{detail}{owner}; every user of this host can use its devices", advice
 
 
-def _virtual() -> Finding:
+def _virtual() -> Result:
     from harness.virtual_device.manager import list_devices
 
     support = probe_namespace()
@@ -230,9 +216,9 @@ def _virtual() -> Finding:
             "`qnnfarm device start NAME --unconfined` starts one whose shell may do here all that "
             "you may, and has $TMPDIR for /data/local/tmp"
         )
-        return Finding("virtual devices", "note", f"no namespace: {support.reason}", advice)
+        return "note", f"no namespace: {support.reason}", advice
     detail = f"confined to their own files, processes and network ({support.kind} namespace)"
     unconfined = [d.name for d in list_devices() if d.state == "running" and not d.confined]
     if unconfined:
-        detail += f", but unconfined by choice: {', '.join(unconfined)}"
-    return Finding("virtual devices", "note" if unconfined else "ok", detail)
+        return "note", f"{detail}, but unconfined by choice: {', '.join(unconfined)}"
+    return "ok", detail

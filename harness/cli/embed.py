@@ -8,8 +8,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from buildlib.files import atomic_write_bytes
-from harness.cli.arguments import ContainerDir, Json, KeepIn, RunOptions
+from harness.cli.arguments import ContainerDir, Json, KeepIn, RunOptions, write_file
 from harness.cli.groups import with_groups
 from harness.cli.measured import print_from
 from harness.cli.recorded_session import open_recorded_session
@@ -130,10 +129,7 @@ def _write(embeddings: Embeddings, path: Path) -> None:
         buffer = io.BytesIO()
         np.save(buffer, np.concatenate(arrays), allow_pickle=False)
         content = buffer.getvalue()
-    try:
-        atomic_write_bytes(path.expanduser(), content)
-    except OSError as error:
-        raise WrongUseError(f"{path} cannot be written: {error.strerror}") from error
+    write_file(path, content)
 
 
 def _document(embeddings: Embeddings, session: Session) -> dict[str, object]:

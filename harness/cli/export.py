@@ -29,7 +29,7 @@ def export(
 ) -> None:
     """Write a model as float ONNX in canonical form, with tokenizer and configuration beside it.
 
-    Quantize it with AIMET, and build it with what AIMET writes: `qnnfarm build OUT --encodings
+    Quantize it with AIMET, and build it with AIMET's encodings: `qnnfarm build OUT --encodings
     model.encodings`.
 
     Example: qnnfarm export MODEL_DIR --out exported --ar 128 --cl 4096

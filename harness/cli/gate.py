@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from buildlib.files import atomic_write_bytes
-from harness.cli.arguments import Database, Json, Threshold
+from harness.cli.arguments import Database, Json, Threshold, write_file
 from harness.console import EMULATOR, answers, print_json, print_rows
 from harness.errors import WrongUseError
 from harness.exit_codes import verdict_exit_code
@@ -87,13 +86,13 @@ def gate(
         alerts = assess_store(store, options.metrics)
         judgement = judge_gate(store, baseline, candidate=candidate, options=options, alerts=alerts)
     if junit is not None:
-        atomic_write_bytes(junit, gate_formats.to_junit(judgement).encode())
-    printed = markdown == Path("-")
-    if markdown is not None and not printed:
-        atomic_write_bytes(markdown, gate_formats.to_markdown(judgement).encode())
+        write_file(junit, gate_formats.to_junit(judgement).encode())
+    to_stdout = markdown == Path("-")
+    if markdown is not None and not to_stdout:
+        write_file(markdown, gate_formats.to_markdown(judgement).encode())
     if json:
         print_json(gate_formats.to_document(judgement))
-    elif printed:
+    elif to_stdout:
         typer.echo(gate_formats.to_markdown(judgement), nl=False)
     else:
         _show(judgement)

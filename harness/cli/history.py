@@ -115,7 +115,7 @@ def _lane(value: float, level: float, low: float, high: float) -> str:
 
 
 def describe_change(series: Series, change: Change) -> str:
-    """Say what changed, by how much, when it was found, and between which commits."""
+    """Describe a change: its size, the night that showed it, and its commits."""
     kind = "loss" if change.is_loss else "gain"
     text = f"▲ {kind}: {percent(change.ratio - 1)} from here on"
     text += f", found {series.nights[change.found].at:%Y-%m-%d}"

@@ -1,4 +1,4 @@
-"""`qnnfarm import-container`: a container of what another runtime was built for."""
+"""`qnnfarm import-container`: a container of another runtime's files."""
 
 from pathlib import Path
 from typing import Annotated
@@ -51,15 +51,15 @@ def import_container(
 ) -> None:
     """Make a container of the graphs of another runtime, for the runtime `graph`.
 
-    Sizes and encodings are those of the graphs; what the files lack is named, with its option.
+    Sizes and encodings are those of the graphs; values that the files lack are named, with options.
 
     Example: qnnfarm import-container model.pte --out CONTAINER_DIR
     """
-    chosen = None if target is None else parse_target(target)
+    soc_target = None if target is None else parse_target(target)
     container = import_artifact(
         source,
         out,
-        target=chosen,
+        target=soc_target,
         tokenizer=tokenizer,
         name=name,
         bos=bos,

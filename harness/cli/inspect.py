@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,15 +20,14 @@ from buildlib.container.dlc import DlcInfo, inspect_dlc, is_dlc
 from buildlib.container.layout import METADATA
 from buildlib.container.manifest import PRECISION, is_container
 from buildlib.container.op_packages import registrations
-from buildlib.errors import ToolchainMissingError
 from buildlib.mllm.parameter_file import read_parameters
 from buildlib.sizes import size_text
 from buildlib.speculative.agreement import SPECULATIVE
 from buildlib.toolchains.base import BinaryInfo, TensorInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import Json
-from harness.cli.tensors import alike, common_name, print_facts, print_tensors
-from harness.console import answers, print_json, print_remark, print_rows
+from harness.cli.tensors import alike, common_name, print_facts, print_tensors, read_binaries
+from harness.console import answers, print_json, print_rows
 from harness.runtimes.genie.speculation import describe
 
 _Infos = Mapping[str, BinaryInfo | DlcInfo]
@@ -49,7 +48,7 @@ def inspect(
 ) -> None:
     """Show manifest, sizes, graphs, tensors, encodings and versions of something built.
 
-    Of a checkpoint: what `config.json` means, and which of its keys are not read.
+    Of a checkpoint: the values that `config.json` gives, and its keys that are not read.
 
     Example: qnnfarm inspect CONTAINER_DIR
     """
@@ -82,8 +81,8 @@ def _inspect_parameters(path: Path, *, every: bool, json: bool) -> None:
     file = read_parameters(path)
     infos = [TensorInfo(t.name, t.shape, t.dtype, None) for t in file.tensors.values()]
     if json:
-        listed = [{"name": t.name, "shape": t.shape, "dtype": t.dtype} for t in infos]
-        about = {"version": file.version, "model_name": file.model_name, "tensors": listed}
+        tensors = [{"name": t.name, "shape": t.shape, "dtype": t.dtype} for t in infos]
+        about = {"version": file.version, "model_name": file.model_name, "tensors": tensors}
         print_json({"mllm": about})
         return
     facts = {
@@ -103,12 +102,7 @@ def _inspect_parameters(path: Path, *, every: bool, json: bool) -> None:
 def _inspect_container(path: Path, *, every: bool, json: bool) -> None:
     container = GenAIContainer.load(path)
     template = ChatTemplate.find(path)
-    names = [name for name, record in container.metadata.files.items() if record.kind == "binary"]
-    infos: dict[str, Any] = {}
-    try:
-        infos = {name: _read(container.files[name]) for name in names}
-    except ToolchainMissingError as error:
-        print_remark(f"the binaries are not read: {error}")
+    infos = read_binaries(container)
     if json:
         print_json(
             {
@@ -213,8 +207,8 @@ def _print_infos(console: Console, infos: _Infos, *, every: bool) -> None:
                     ("operators", dlc_graph.operators),
                     ("weights", dlc_graph.weight_elements),
                 ):
-                    listed = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
-                    console.print(f"    {what}: {listed}")
+                    words = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+                    console.print(f"    {what}: {words}")
                 print_tensors(console, dlc_graph.inputs, dlc_graph.outputs, every=every)
             continue
         console.print(

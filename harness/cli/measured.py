@@ -31,7 +31,7 @@ def print_from(session: Session, words: str) -> None:
 
 
 def caveats(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield what limits the trust in runs: outputs that nothing checked, and the emulator."""
+    """Yield the limits of trust in runs: outputs that nothing checked, and the emulator."""
     unchecked = sum(run.check.outcome != "passed" for run in runs)
     if unchecked:
         sessions = pluralize(len(runs), "session")

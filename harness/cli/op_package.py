@@ -33,7 +33,7 @@ _SPREAD = 4.0
 
 @app.command("check")
 def check(file: _AnyLibrary, provider: _Provider, json: Json = False) -> None:
-    """Show what an op package is for, and which operations it adds to the compiler of this host.
+    """Show the processor of an op package, and the operations that it adds to this host's compiler.
 
     Only a library for x86_64 is loaded. That it adds operations shows that it registers, not that
     its kernels compute.
@@ -113,20 +113,20 @@ def run(
         dtype=dtype,
         soc=find_soc(soc),
     )
-    passed = max(result.steps) <= tolerance
+    is_good = max(result.steps) <= tolerance
     if json:
-        print_json({"operation": name, "steps": list(result.steps), "passed": passed})
-    for number, (steps, got, expected) in enumerate(
+        print_json({"operation": name, "steps": list(result.steps), "passed": is_good})
+    for number, (steps, output, reference) in enumerate(
         zip(result.steps, result.outputs, result.expected, strict=True)
     ):
         if not json:
             verdict = "ok" if steps <= tolerance else "WRONG"
             answers().print(
-                f"{name} output {number} {expected.shape}: {verdict}, up to {steps:.2f} steps from "
-                f"{formula}; it is {got.min():.4g} to {got.max():.4g}, and should be "
-                f"{expected.min():.4g} to {expected.max():.4g}"
+                f"{name} output {number} {reference.shape}: {verdict}, up to {steps:.2f} steps "
+                f"from {formula}; it is {output.min():.4g} to {output.max():.4g}, and should be "
+                f"{reference.min():.4g} to {reference.max():.4g}"
             )
-    if not passed:
+    if not is_good:
         raise typer.Exit(BAD)
 
 

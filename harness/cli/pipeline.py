@@ -1,7 +1,7 @@
 """`qnnfarm pipeline`: one recipe from a checkpoint to measured text.
 
-What runs stages is imported after the look at finished runs, so that a run with nothing to do takes
-no longer than that look.
+Stages are imported after the look at finished runs, so that a run with nothing to do takes no
+longer than that look.
 """
 
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from buildlib.container.manifest import is_container
 from buildlib.sizes import size_text
 from harness.cli.arguments import Json, KeepIn, read_text
 from harness.cli.dialog_options import System, UseChat
-from harness.cli.progress import StageBar
+from harness.cli.progress import StageBar, describe_stage, stage_time
 from harness.console import Row, answers, print_json, print_remark, print_rows, print_text, progress
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
@@ -25,9 +25,8 @@ from harness.pipeline.defaults import recipe_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from buildlib.builder.runner import StageRecord
     from harness.pipeline.llm import LLMPipeline
-    from harness.pipeline.observers import StageEvent, StageFinished
+    from harness.pipeline.observers import StageEvent
 
 app = typer.Typer(
     help="One recipe from a checkpoint to measured text: load, quantize, build, evaluate.",
@@ -227,7 +226,7 @@ def bisect(
     target: Annotated[str, typer.Option(help="SoC of such a model.")] = "SM8750:emulator",
     json: Json = False,
 ) -> None:
-    """Rank tensors or layers by what their quantization costs, and propose mixed precision.
+    """Rank tensors or layers by the cost of their quantization, and propose mixed precision.
 
     Each is quantized alone, on this host, with all else in float: SQNR of the tensor and of its
     layer's output, and the KL divergence of the logits. With `--bound`, weights get 8 bits in place
@@ -311,7 +310,7 @@ def init(
         str, typer.Option(help="SoC: `SM8750` is the phone, `SM8750:emulator` needs none.")
     ] = "SM8750:emulator",
 ) -> None:
-    """Write a first recipe for a model, with remarks on what to change.
+    """Write a first recipe for a model, with remarks on its settings.
 
     Example: qnnfarm pipeline init MODEL_DIR
     """
@@ -331,7 +330,7 @@ def _construct(pipe: "LLMPipeline", until: str | None) -> None:
 
 @contextmanager
 def _ranking() -> "Iterator[Callable[[int, int], None]]":
-    """Show a progress bar of a ranking on stderr; yield what takes (segments run, all)."""
+    """Show a progress bar of a ranking on stderr; yield its update (segments run, all)."""
     print_remark("quantizing tensors one by one")
     with progress(
         SpinnerColumn(),
@@ -367,21 +366,17 @@ class _PipelineBar(StageBar):
                 completed=event.number - 1, total=event.total, title=event.stage, description=""
             )
         elif isinstance(event, StageStep):
-            record = event.record
-            text = f"{record.operation} {record.subject} ({_cost(record)})"
+            text = describe_stage(event.record)
             self.update(description=text)
             if self._level == "debug":
                 self.print(f"{event.stage}: {text}")
         elif isinstance(event, StageFinished):
             self.update(completed=event.number)
             if tells and not self.is_terminal:
-                self.print(f"{event.number}/{event.total} {event.stage} ({_cost(event)})")
+                time = stage_time(event.seconds, event.reused)
+                self.print(f"{event.number}/{event.total} {event.stage} ({time})")
         elif tells:  # its error ends the command
             self.print(f"{event.stage} failed; finished stages are kept")
-
-
-def _cost(stage: "StageRecord | StageFinished") -> str:
-    return "cached" if stage.reused else f"{stage.seconds:.1f} s"
 
 
 def _document(pipe: "LLMPipeline") -> dict[str, Any]:
@@ -398,7 +393,7 @@ def _document(pipe: "LLMPipeline") -> dict[str, Any]:
 
 
 def _tell_again(document: dict[str, Any], *, json: bool) -> None:
-    """Tell what a run answered that has nothing to do this time."""
+    """Print the earlier answer of a run that has nothing to do."""
     print_remark("nothing has changed since this ran")
     for stage in document["stages"]:
         stage |= {"seconds": 0.0, "reused": True, "peak_memory_bytes": _peak_memory()}
@@ -425,7 +420,7 @@ def _print_stages(document: "Mapping[str, Any]") -> None:
     rows = [
         [
             one["stage"],
-            "cached" if one["reused"] else f"{one['seconds']:.1f} s",
+            stage_time(one["seconds"], one["reused"]),
             size_text(one["peak_memory_bytes"]),
             size_text(one["output_bytes"]),
         ]

@@ -76,16 +76,16 @@ def show(
 
     Example: qnnfarm pool show --watch
     """
-    with _opened(pool) as opened:
+    with _opened(pool) as open_pool:
         while watch and not json:
-            members, waiting = opened.overview(), opened.waiting()
+            members, tickets = open_pool.overview(), open_pool.waiting()
             answers().clear()
             _print(members, json=False)
-            for one in waiting:
+            for one in tickets:
                 age = age_text(time.time() - one.since)
                 print_remark(f"{one.holder} waits for {age}: {one.reason}")
             time.sleep(_WATCH_S)
-        _print(opened.overview(), json=json)
+        _print(open_pool.overview(), json=json)
 
 
 @app.command("probe")
@@ -94,8 +94,8 @@ def probe(pool: PoolFile = None, json: Json = False) -> None:
 
     Example: qnnfarm pool probe
     """
-    with _opened(pool, probe=True) as opened:
-        _print(opened.probe(), json=json)
+    with _opened(pool, probe=True) as open_pool:
+        _print(open_pool.probe(), json=json)
 
 
 @app.command("history")
@@ -107,7 +107,7 @@ def history(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show a device's history, oldest first: states, failures and what they count, recovery steps.
+    """Show a device's history, oldest first: states, failures and their weights, recovery steps.
 
     The newest 500 events stand one by one, older ones are counted by day, and after three months by
     month.
@@ -115,8 +115,8 @@ def history(
     Example: qnnfarm pool history NAME --days 7
     """
     since = 0.0 if days is None else time.time() - days * 86_400
-    with _opened(pool) as opened:
-        entries = opened.history(name, since=since)
+    with _opened(pool) as open_pool:
+        entries = open_pool.history(name, since=since)
     if json:
         print_json([dataclasses.asdict(entry) for entry in entries])
         return
@@ -142,9 +142,11 @@ def release(
 
     Example: qnnfarm pool release NAME
     """
-    with _opened(pool) as opened:
-        done = opened.admin.release(name, token=token)
-        print_remark(f"released {name}" if done else f"{name} was not held, or not by that lease")
+    with _opened(pool) as open_pool:
+        is_free = open_pool.admin.release(name, token=token)
+        print_remark(
+            f"released {name}" if is_free else f"{name} was not held, or not by that lease"
+        )
 
 
 @app.command("lease", context_settings={"allow_interspersed_args": False})
@@ -169,22 +171,22 @@ def lease(
     requirement = Requirement(name=name, soc=soc, tags=frozenset(tag or ()))
     purpose = " ".join(command or ["a shell"])
     with (
-        _opened(pool, probe=True) as opened,
-        opened.acquire(requirement, timeout_s=wait, purpose=purpose) as held,
+        _opened(pool, probe=True) as open_pool,
+        open_pool.acquire(requirement, timeout_s=wait, purpose=purpose) as grant,
     ):
-        member = next(m for m in opened.members() if m.name == held.device.member)
+        member = next(m for m in open_pool.members() if m.name == grant.device.member)
         user = this_process().user
         if other := next((r for r in member.reservations if r.user != user), None):
             print_remark(f"{member.name} is {other.describe(time.time())}: the lease ends then")
         words, environment = _device_command(member.spec, member.name, command)
-        status = _run_under(held, words, environment)
+        status = _run_under(grant, words, environment)
     raise typer.Exit(status if status >= 0 else 128 - status)
 
 
 def _device_command(
     spec: DeviceSpec, name: str, command: list[str] | None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return a command, by default a shell on a device, and what it finds in its environment."""
+    """Return a command, by default a shell on a device, and its variables."""
     environment = {"QNNFARM_DEVICE": name}
     serial = device_types()[spec.type].preview(spec).adb_serial
     if serial:
@@ -232,8 +234,8 @@ def drain(
 
     Example: qnnfarm pool drain NAME --reason "new battery"
     """
-    with _opened(pool) as opened:
-        print_remark(f"{name} is {opened.admin.drain(name, reason)}")
+    with _opened(pool) as open_pool:
+        print_remark(f"{name} is {open_pool.admin.drain(name, reason)}")
 
 
 @app.command("undrain")
@@ -242,8 +244,8 @@ def undrain(name: Name, pool: PoolFile = None) -> None:
 
     Example: qnnfarm pool undrain NAME
     """
-    with _opened(pool) as opened:
-        print_remark(f"{name} is {opened.admin.undrain(name)}")
+    with _opened(pool) as open_pool:
+        print_remark(f"{name} is {open_pool.admin.undrain(name)}")
 
 
 @app.command("reserve")
@@ -265,9 +267,9 @@ def reserve(
     """
     start = parse_start(at, datetime.now())  # noqa: DTZ005 - a person's time is that of the host
     duration_s = parse_duration(duration)
-    with _opened(pool) as opened:
-        opened.admin.reserve(names, duration_s, start=start)
-        members = {member.name: member for member in opened.members()}
+    with _opened(pool) as open_pool:
+        open_pool.admin.reserve(names, duration_s, start=start)
+        members = {member.name: member for member in open_pool.members()}
         for name in names:
             print_remark(f"{name} is {members[name].reservations[-1].describe(time.time())}")
 
@@ -281,18 +283,14 @@ def unreserve(
 
     Example: qnnfarm pool unreserve 7
     """
-    with _opened(pool) as opened:
+    with _opened(pool) as open_pool:
         for number in numbers:
-            reservation = opened.admin.unreserve(number)
+            reservation = open_pool.admin.unreserve(number)
             print_remark(f"cancelled: {reservation.describe(time.time())}")
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as `1h30m`.
-
-    Raises:
-        WrongUseError: it is none, or longer than 31 days.
-    """
+    """Return the seconds of a duration such as `1h30m`."""
     match = _DURATION.fullmatch(text)
     parts = match.groups(default="0") if match else ()
     seconds = sum(int(part) * unit for part, unit in zip(parts, (86_400, 3600, 60), strict=False))
@@ -302,11 +300,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_start(text: str | None, now: datetime) -> float | None:
-    """Return a local time of this day or, if that is past, of the next one; or a date with a time.
-
-    Raises:
-        WrongUseError: it is neither.
-    """
+    """Return a local time of this day, or of the next one if it is past; or a date with a time."""
     if text is None:
         return None
     with suppress(ValueError):
@@ -324,8 +318,9 @@ def unquarantine(name: Name, pool: PoolFile = None) -> None:
 
     Example: qnnfarm pool unquarantine NAME
     """
-    with _opened(pool) as opened:
-        _decided(opened, name, str(opened.admin.unquarantine(name, on_progress=print_remark)))
+    with _opened(pool) as open_pool:
+        state = open_pool.admin.unquarantine(name, on_progress=print_remark)
+        _decided(open_pool, name, str(state))
 
 
 @app.command("recover")
@@ -340,9 +335,9 @@ def recover(
 
     Example: qnnfarm pool recover NAME
     """
-    with _opened(pool) as opened:
-        state = opened.admin.recover(name, take=take, on_progress=print_remark)
-        _decided(opened, name, str(state))
+    with _opened(pool) as open_pool:
+        state = open_pool.admin.recover(name, take=take, on_progress=print_remark)
+        _decided(open_pool, name, str(state))
 
 
 @app.command("test-notifications")
@@ -360,16 +355,16 @@ def send_test(pool: PoolFile = None) -> None:
 
 def send_tests(receivers: Sequence[ReceiverConfig], test: Notification) -> bool:
     """Send a test to each receiver, and print which took it; return whether all did."""
-    failed = False
+    success = True
     for receiver in receivers:
         try:
             send(receiver, test)
         except NotificationError as error:
-            failed = True
+            success = False
             print_remark(str(error))
         else:
             print_remark(f"{receiver.receiver} took it")
-    return not failed
+    return success
 
 
 def _opened(path: Path | None, *, probe: bool = False) -> Pool:

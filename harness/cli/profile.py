@@ -47,7 +47,7 @@ def profile(
     cache: CacheDir = None,
     json: Json = False,
 ) -> None:
-    """Show what each operator costs: compiled nodes, cycles, bytes, loss of weights.
+    """Show the cost of each operator: compiled nodes, cycles, bytes, loss of weights.
 
     Operators of one name stand on one line, also those of two containers. Cycles are those of a
     device that is named, by the runtime graph; else of the emulator on this host, for which a
@@ -56,7 +56,7 @@ def profile(
     Example: qnnfarm profile CONTAINER_DIR --by layer
     """
     folders = [container_dir, *([other_dir] if other_dir else [])]
-    grouped: Mapping[str, Callable[[Costs], Costs]] = {
+    grouping: Mapping[str, Callable[[Costs], Costs]] = {
         "operator": lambda costs: costs,
         "kind": total_by_kind,
         "layer": total_by_layer,
@@ -70,10 +70,10 @@ def profile(
         else:
             print_remark(f"profiling {folder} on the emulator")
             cycles = emulator_cycles(container, cache_root=root, repetitions=repetitions)
-        costs, missing = operator_costs(container, cycles, cache_root=root)
-        if missing:
-            print_remark(f"weights are not counted: {missing}")
-        tables.append({graph: grouped[by](table) for graph, table in costs.items()})
+        costs, reason = operator_costs(container, cycles, cache_root=root)
+        if reason:
+            print_remark(f"weights are not counted: {reason}")
+        tables.append({graph: grouping[by](table) for graph, table in costs.items()})
     label = _LABEL.format(cycles=source)
     if json:
         print_json(
@@ -98,7 +98,7 @@ def profile(
 def _device_cycles(
     folder: Path, options: DeviceOptions, repetitions: int
 ) -> tuple[NodeCycles, str]:
-    """Return cycles that a device measured, and in words whose they are."""
+    """Return cycles that a device measured, and their source in words."""
     model = open_model(folder, "graph")
     with open_session(model, options, command="profile") as session:
         runtime = session.runtime

@@ -18,6 +18,8 @@ from harness.console import progress, visible
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from buildlib.builder.runner import StageRecord
+    from buildlib.numerics.comparison import StageComparison
     from harness.deploy.push import Progress as OnProgress
 
 
@@ -69,9 +71,39 @@ class StageBar:
         self._bar.stop()
 
     def update(self, **fields: Any) -> None:  # noqa: ANN401 - those of `Progress.update`
-        """Change what the bar shows."""
+        """Change fields of the bar."""
         self._bar.update(self._task, **fields)
 
     def print(self, line: str) -> None:
         """Print a line above the bar."""
         self._bar.console.print(line, markup=False, soft_wrap=True)
+
+
+class BuildBar(StageBar):
+    """A progress bar over a build's stages."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(title)
+        self._title = title
+
+    def compared(self, comparison: "StageComparison") -> None:
+        """Show a comparison."""
+        self.update(description=f"verified {comparison.stage} {comparison.subject}")
+
+    def show(self, record: "StageRecord") -> None:
+        """Advance to a stage that has ended."""
+        text = describe_stage(record)
+        self.update(completed=record.number, total=record.total, description=text)
+        if not self.is_terminal:
+            place = f"{record.number}/{record.total} " if record.total else ""
+            self.print(f"{self._title}: {place}{text}")
+
+
+def describe_stage(record: "StageRecord") -> str:
+    """Describe a stage that has ended: its work, and its time."""
+    return f"{record.operation} {record.subject} ({stage_time(record.seconds, record.reused)})"
+
+
+def stage_time(seconds: float, reused: bool) -> str:
+    """Format the time of a stage."""
+    return "cached" if reused else f"{seconds:.1f} s"

@@ -1,4 +1,4 @@
-"""Recordings of what commands run: results, traces and the library's log."""
+"""Recordings of commands' runs: results, traces and the library's log."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,15 +21,11 @@ from harness.workloads.session import Session
 def open_recorded_session(
     model: Model, options: RunOptions, *, command: str, db: str | None = None
 ) -> Iterator[tuple[Session, Recording]]:
-    """Open a session with what its run is recorded in.
+    """Open a session with the recording of its run.
 
     Args:
         model, command: see `open_session`.
-        db: results database; None records nothing, or what the trace needs.
-
-    Raises:
-        HarnessError: see `open_session`.
-        WrongUseError: the folder of `--trace` does not exist.
+        db: results database; without one, runs are kept for the trace alone.
     """
     group_id = new_run_id()
     with (
@@ -71,14 +67,11 @@ def _showing_log(session: Session, log_level: LogLevel | None) -> Iterator[None]
 def writing_trace(
     trace: Path | None, store: LazyResultsStore | None, group_ids: Sequence[str]
 ) -> Iterator[None]:
-    """Write the trace of what the block stores, also of what fails in it.
+    """Write the trace of all runs in the block, also of those that fail.
 
     Args:
         trace: the file; None for none.
         group_ids: of the runs, once the block has ended.
-
-    Raises:
-        WrongUseError: the file's folder does not exist.
     """
     if trace is None or store is None:
         yield
@@ -103,10 +96,6 @@ def _write_trace(trace: Path, store: LazyResultsStore, group_ids: Sequence[str])
 
 
 def save_trace(store: ResultsStore, runs: Sequence[Run], trace: Path) -> None:
-    """Write the trace of stored runs, and say where.
-
-    Raises:
-        HostFileError: the file cannot be written.
-    """
+    """Write the trace of stored runs, and say where."""
     write_trace(store, runs, trace)
     print_remark(f"wrote {trace}: open it in ui.perfetto.dev")

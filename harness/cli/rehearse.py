@@ -18,7 +18,6 @@ from buildlib.toolchains.base import GraphInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import WAIT_S, CacheDir, ContainerDir, Json
 from harness.cli.bundle import bundle_for_device
-from harness.cli.device import running_device
 from harness.cli.device_lease import lease_device
 from harness.console import answers, print_json, print_remark
 from harness.devices.adb.server import ensure_server, stop_if_ours
@@ -32,6 +31,7 @@ from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.genie.bundle import genie_bundle
 from harness.runtimes.graph.runtime import graph_bundle
 from harness.runtimes.registry import open_model, runtimes
+from harness.virtual_device.device_type import running_device
 from harness.workloads.bench_prompt import cut_prompt
 from harness.workloads.session import Session
 
@@ -138,9 +138,9 @@ def _only_a_phone(phone: GenAIContainer) -> tuple[str, ...]:
 
 
 def _compare_binaries(phone: GenAIContainer, twin: GenAIContainer) -> Check:
-    """Compare what the binaries of both describe: names, tensors, encodings, effort, VTCM."""
+    """Compare the descriptions of both binaries: names, tensors, encodings, effort, VTCM."""
     toolchain = OrtQnnToolchain()
-    names = [name for name, file in phone.metadata.files.items() if file.kind == "binary"]
+    names = phone.binaries.keys()
     equal = [name for name in names if phone.metadata.files[name] == twin.metadata.files[name]]
     graphs = tensors = 0
     for name in names:
@@ -162,7 +162,7 @@ def _compare_binaries(phone: GenAIContainer, twin: GenAIContainer) -> Check:
 
 
 def without_spill(graph: GraphInfo) -> GraphInfo:
-    """Return a graph without its buffer for what does not fit into VTCM, which sharing changes."""
+    """Return a graph without its spill-fill buffer, which weight sharing changes."""
     return dataclasses.replace(graph, spill_fill_bytes=0)
 
 
@@ -171,7 +171,7 @@ def _is_genies(container: GenAIContainer) -> bool:
 
 
 def _check_bundle(phone: GenAIContainer, abi: str, device: str | None = None) -> Check:
-    """Check what would be pushed to a phone, as far as it is on this host."""
+    """Check the files that would be pushed to a phone, as far as they are on this host."""
     try:
         if device is not None:
             model = open_model(phone.path, _RUNTIMES[not _is_genies(phone)])
@@ -198,7 +198,7 @@ def _run(twin: GenAIContainer, lengths: Sequence[int], most: int) -> Mapping[str
     Of graphs that Genie does not run, the answers by decode alone come in place of Genie's.
     """
     text = cut_prompt(twin.files["tokenizer.json"], max(lengths)).token_ids
-    answered: dict[str, Answers] = {}
+    answers_by_runtime: dict[str, Answers] = {}
     is_genies = _is_genies(twin)
     with virtual_device(twin) as device:
         for runtime in (name for name in _RUNTIMES if name in runtimes()):
@@ -220,9 +220,9 @@ def _run(twin: GenAIContainer, lengths: Sequence[int], most: int) -> Mapping[str
                         best = steps.windows[0][length - 1 :].argmax(axis=-1)
                         alone.append([int(token) for token in best])
             if not is_genies:
-                answered[_ALONE] = alone
-            answered[runtime] = replies
-    return answered
+                answers_by_runtime[_ALONE] = alone
+            answers_by_runtime[runtime] = replies
+    return answers_by_runtime
 
 
 def _compare(
@@ -232,12 +232,12 @@ def _compare(
     reference, kind = next(iter(answered)), twin.genie_config.dialog.type
     some = f"{len(lengths)} prompts of {lengths[0]} to {lengths[-1]} tokens"
     yield Check(reference, holds=True, detail=f"loads it, and answers {some}")
-    whose = "Genie" if reference == _GENIE else reference
+    owner = "Genie" if reference == _GENIE else reference
     for runtime, answers_ in answered.items():
         if runtime == reference:
             continue
         differing = [
-            f"after {length} tokens it says {ours}, and {whose} {theirs}"
+            f"after {length} tokens it says {ours}, and {owner} {theirs}"
             for length, ours, theirs in zip(lengths, answers_, answered[reference], strict=True)
             if tuple(ours) != tuple(theirs)
         ]
@@ -247,7 +247,7 @@ def _compare(
             continue
         detail = f"{len(differing)} of {len(lengths)} answers differ: {(differing or [''])[0]}"
         if not differing:
-            detail = f"gives {whose}'s tokens, {len(lengths)} of {len(lengths)} answers"
+            detail = f"gives {owner}'s tokens, {len(lengths)} of {len(lengths)} answers"
         yield Check(runtime, holds=not differing, detail=detail)
 
 

@@ -121,41 +121,41 @@ def prune(
             with suppress(CorruptRunError):  # which may go as well
                 policy = replace(policy, alerts=assess_store(store, JUDGED_METRICS))
         database, location = store.database, store.location
-        planned = maintenance.count_prunable(database, policy)
+        plan = maintenance.count_prunable(database, policy)
         before = maintenance.disk_usage(database)
-        kept = KeptCounts() if keep_measurements else maintenance.count_kept(database, policy)
+        keep = KeptCounts() if keep_measurements else maintenance.count_kept(database, policy)
     if not json:
-        _announce(planned, policy, location, kept, dry_run=dry_run)
-    removed, after, left = PruneCounts(), before, ""
+        _announce(plan, policy, location, keep, dry_run=dry_run)
+    removal, after, reason = PruneCounts(), before, ""
     if not dry_run:
         with ResultsStore.open(db) as store:
             if policy.alerts:
                 review_new(store)
             # What Ctrl-C leaves goes with the next call.
-            removed = sum(maintenance.prune(store.database, policy), PruneCounts())
+            removal = sum(maintenance.prune(store.database, policy), PruneCounts())
             maintenance.sweep_artifacts(store.database)
-            left = maintenance.free_disk_space(store.database)
+            reason = maintenance.free_disk_space(store.database)
             after = maintenance.disk_usage(store.database)
     if json:
-        shown = planned if dry_run else removed
+        counts = plan if dry_run else removal
         print_json(
             {
                 "database": location,
                 "before": policy.before,
-                **asdict(shown),
-                "kept_perplexities": kept.perplexities,
-                "kept_of_alerts": kept.of_alerts,
+                **asdict(counts),
+                "kept_perplexities": keep.perplexities,
+                "kept_of_alerts": keep.of_alerts,
                 "size_before_bytes": before.total_bytes,
                 "size_bytes": after.total_bytes,
                 "free_bytes": after.free_bytes,
-                "not_given_back": left,
+                "not_given_back": reason,
                 "dry_run": dry_run,
             }
         )
     elif not dry_run:
-        _conclude(removed, policy, before.total_bytes - after.total_bytes, after.total_bytes)
-        if left:
-            print_remark(f"no disk space was freed: {left}")
+        _conclude(removal, policy, before.total_bytes - after.total_bytes, after.total_bytes)
+        if reason:
+            print_remark(f"no disk space was freed: {reason}")
 
 
 def _moment(age: str) -> datetime:
@@ -187,8 +187,8 @@ def _announce(
 
 
 def _conclude(removed: PruneCounts, policy: PrunePolicy, freed: int, left: int) -> None:
-    given = f"{size_text(freed)} freed" if freed > 0 else "nothing freed"
-    answers().print(f"removed {_in_words(removed, policy)}; {given}, {size_text(left)} left")
+    space = f"{size_text(freed)} freed" if freed > 0 else "nothing freed"
+    answers().print(f"removed {_in_words(removed, policy)}; {space}, {size_text(left)} left")
 
 
 def _in_words(amount: PruneCounts, policy: PrunePolicy) -> str:

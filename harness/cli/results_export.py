@@ -4,14 +4,14 @@ import io
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buildlib.files import atomic_write_bytes
-from harness.cli.arguments import Database, Since
+from harness.cli.arguments import Database, Since, write_file
 from harness.console import print_remark
-from harness.errors import HostFileError, WrongUseError
+from harness.errors import WrongUseError
+from harness.results.records import RunKind, RunStatus
 from harness.results.store import RunFilter
 from harness.words import csv_cell, pluralize
 
@@ -37,10 +37,6 @@ class Rows(StrEnum):
     TELEMETRY = "telemetry"
 
 
-Kind = Literal["bench", "generate", "perplexity", "embed", "evaluate"]
-Status = Literal["running", "done", "failed", "interrupted"]
-
-
 def export(
     file: Annotated[
         str, typer.Argument(help="File to write: .parquet, .csv or .jsonl; - is stdout.")
@@ -59,8 +55,8 @@ def export(
     newest: Annotated[int | None, typer.Option(min=1, help="At most the newest N runs.")] = None,
     model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
     soc: Annotated[str | None, typer.Option(help="Only this SoC.")] = None,
-    kind: Annotated[Kind | None, typer.Option(help="Only runs of this kind.")] = None,
-    status: Annotated[Status | None, typer.Option(help="Only runs that ended so.")] = None,
+    kind: Annotated[RunKind | None, typer.Option(help="Only runs of this kind.")] = None,
+    status: Annotated[RunStatus | None, typer.Option(help="Only runs that ended so.")] = None,
 ) -> None:
     """Write results as Parquet, CSV or JSON lines.
 
@@ -77,11 +73,7 @@ def export(
     if file == _STDOUT:
         sys.stdout.buffer.write(content)
         return
-
-    try:
-        atomic_write_bytes(Path(file), content)
-    except OSError as error:
-        raise HostFileError(file, error.strerror or str(error)) from error
+    write_file(Path(file), content)
     print_remark(f"{pluralize(len(frame), 'row')} in {file}")
 
 

@@ -1,20 +1,17 @@
 """`qnnfarm results import`: results of other tools into the same database."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from harness.cli.arguments import Database, Json
 from harness.cli.bench_options import Label, parse_labels
 from harness.console import answers, print_json, print_remark
-from harness.importing.importer import Imported, ImportFacts, read_runs, store_runs
-from harness.importing.importer import Tool as KnownTool
+from harness.importing.importer import Imported, ImportFacts, Tool, read_runs, store_runs
 from harness.moments import parse_moment
 from harness.results.store import ResultsStore
 from harness.words import pluralize
-
-Tool = Literal["llama-bench", "genie", "geniex-bench", "executorch", "etdump", "mllm", "ai-hub"]
 
 
 def import_results(
@@ -60,12 +57,11 @@ def import_results(
         created_at=None if date is None else parse_moment(date, "--date"),
         labels=parse_labels(label),
     )
-    known = None if tool is None else KnownTool(tool)
     # No database is made for files that cannot be read.
-    read = [read_runs(path, facts, tool=known, skip=skip_unreadable) for path in files]
+    contents = [read_runs(path, facts, tool=tool, skip=skip_unreadable) for path in files]
     with ResultsStore.open(db) as store:
         location = store.location
-        imports = [store_runs(store, each) for each in read]
+        imports = [store_runs(store, each) for each in contents]
     if json:
         documents = [_document(path, each) for path, each in zip(files, imports, strict=True)]
         print_json({"database": location, "files": documents})

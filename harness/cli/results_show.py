@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from buildlib.files import atomic_write_bytes
-from harness.cli.arguments import Database, Json, TraceFile
+from harness.cli.arguments import Database, Json, TraceFile, write_file
 from harness.cli.recorded_session import save_trace
 from harness.console import (
     EMULATOR,
@@ -17,7 +16,6 @@ from harness.console import (
     print_rows,
     print_text,
 )
-from harness.errors import HostFileError
 from harness.paths import safe_file_name
 from harness.results.identity import (
     Subject,
@@ -50,7 +48,7 @@ def show(
     trace: TraceFile = None,
     json: Json = False,
 ) -> None:
-    """Show a run: what ran where, every repetition, conditions, output check, kept files.
+    """Show a run: container, device, every repetition, conditions, output check, kept files.
 
     Of a group, as the sessions of a benchmark or both sides of a comparison, it shows all runs.
 
@@ -89,11 +87,7 @@ def _save(store: ResultsStore, files: Sequence[ArtifactRecord], folder: Path) ->
     """Write kept files; their names come from a database, so they stay in the folder."""
     for artifact in files:
         path = folder / safe_file_name(artifact.name)
-        content = store.read_artifact(artifact)
-        try:
-            atomic_write_bytes(path, content)
-        except OSError as error:
-            raise HostFileError(str(path), error.strerror or str(error)) from error
+        write_file(path, store.read_artifact(artifact))
         print_remark(f"wrote {path}")
 
 
@@ -119,7 +113,7 @@ def _show(run: Run, artifacts: Sequence[ArtifactRecord]) -> None:
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    """Return what ran, where and how; empty where it is unknown."""
+    """Return names and values of a run's facts; a value is empty where it is unknown."""
     container, device, source = run.container, run.device, run.provenance
     soc = soc_label(device.soc, emulator=device.emulator)
     scored = run.workload.perplexity
@@ -159,8 +153,8 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _versions(name: str, versions: Mapping[str, str]) -> str:
-    listed = ", ".join(f"{key} {value}" for key, value in sorted(versions.items()))
-    return f"{name}: {listed}" if name and listed else name or listed
+    texts = ", ".join(f"{key} {value}" for key, value in sorted(versions.items()))
+    return f"{name}: {texts}" if name and texts else name or texts
 
 
 def _print_values(run: Run) -> None:

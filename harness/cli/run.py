@@ -82,11 +82,7 @@ def run(
 
 
 def _build(in_lab: "LabBuilds", plan: Plan, plan_file: Path, origin: str) -> None:
-    """Let a lab build the containers of a plan.
-
-    Raises:
-        WrongUseError: one cannot be built.
-    """
+    """Let a lab build the containers of a plan."""
     try:
         builds = in_lab.build_all(plan, plan_file, origin or own_address(), print_remark)
     except KeyboardInterrupt:
@@ -113,21 +109,22 @@ def _in_lab(
             elif count := in_lab.cancel_all(plan, plan_file):
                 answers().print(f"{pluralize(count, 'build')} cancelled")
                 return  # their cells are submitted once they are built
-    with open_lab_run(plan_file, db=db, only=only, fresh=fresh) as run:
+    with open_lab_run(plan_file, db=db, only=only, fresh=fresh) as lab_run:
         if cancel:
-            answers().print(f"{pluralize(run.jobs.cancel(run.id), 'cell')} cancelled")
+            answers().print(f"{pluralize(lab_run.jobs.cancel(lab_run.id), 'cell')} cancelled")
             return
-        submitted = run.submit(origin or own_address())
+        submitted = lab_run.submit(origin or own_address())
         console.print(
-            f"{pluralize(submitted, 'cell')} submitted, {run.done_before} of {len(run.cells)} done"
+            f"{pluralize(submitted, 'cell')} submitted, "
+            f"{lab_run.done_before} of {len(lab_run.cells)} done"
         )
-        progress = RunProgress(console, run.cells, run.done_before)
+        progress = RunProgress(console, lab_run.cells, lab_run.done_before)
         with progress.live() or nullcontext():
-            summary = run.follow(progress)
+            summary = lab_run.follow(progress)
         if summary.interrupted:
             console.print("the cells go on: the same command follows them, --cancel ends them")
         _print_outcomes(summary)
-        answers().print(f"{summary}; results in {run.location}")
+        answers().print(f"{summary}; results in {lab_run.location}")
         raise typer.Exit(summary.exit_code)
 
 
@@ -148,8 +145,8 @@ def _show_cells(plan_run: PlanRun, *, as_json: bool) -> None:
         return
     rows = []
     for cell in cells:
-        done = "done" if cell.key in plan_run.done else ""
-        rows.append([cell.label, str(cell.requirement), cell.workload.kind, done])
+        mark = "done" if cell.key in plan_run.done else ""
+        rows.append([cell.label, str(cell.requirement), cell.workload.kind, mark])
     print_rows(("cell", "device", "workload", ""), rows)
     answers().print(f"{pluralize(len(cells), 'cell')}, {plan_run.done_before} done")
 
@@ -159,13 +156,13 @@ def _failed_runs(plan_run: PlanRun, summary: Summary) -> dict[str, str]:
     runner = plan_run.runner
     if runner is None:
         return {}
-    failed = [outcome.cell for outcome in summary.outcomes if outcome.status == "failed"]
-    runs = ((cell.key, runner.failed_run(cell)) for cell in failed)
+    cells = [outcome.cell for outcome in summary.outcomes if outcome.status == "failed"]
+    runs = ((cell.key, runner.failed_run(cell)) for cell in cells)
     return {key: run.id for key, run in runs if run is not None}
 
 
 def _document(plan_run: PlanRun, summary: Summary) -> dict[str, object]:
-    failed = _failed_runs(plan_run, summary)
+    failed_runs = _failed_runs(plan_run, summary)
     return {
         "plan": plan_run.plan.name,
         "campaign": plan_run.journal.plan_run_id,
@@ -178,7 +175,7 @@ def _document(plan_run: PlanRun, summary: Summary) -> dict[str, object]:
         "left": summary.count("left") + summary.count("interrupted"),
         "logs": plan_run.logs and str(plan_run.logs),
         "cells": [
-            {**outcome.as_mapping(), "failed_run": failed.get(outcome.cell.key)}
+            {**outcome.as_mapping(), "failed_run": failed_runs.get(outcome.cell.key)}
             for outcome in summary.outcomes
         ],
     }
@@ -205,15 +202,15 @@ def _print_outcomes(summary: Summary) -> None:
 def _show(plan_run: PlanRun, summary: Summary) -> None:
     _print_outcomes(summary)
     console = answers()
-    left = summary.count("left") + summary.count("interrupted")
-    stored = f"; results in {plan_run.location}" if plan_run.has_results else ""
-    console.print(f"{summary}{stored}")
-    failed = _failed_runs(plan_run, summary)
-    if failed:
-        run_id = next(iter(failed.values()))
+    n_left = summary.count("left") + summary.count("interrupted")
+    place = f"; results in {plan_run.location}" if plan_run.has_results else ""
+    console.print(f"{summary}{place}")
+    failed_runs = _failed_runs(plan_run, summary)
+    if failed_runs:
+        run_id = next(iter(failed_runs.values()))
         command = f"qnnfarm results show {run_id} --db {plan_run.location} --save FOLDER"
         console.print(f"logs of failed cells: {command}", soft_wrap=True)
     if summary.count("failed") and plan_run.logs is not None:
         console.print(f"logs of the devices during failed tries: {plan_run.logs}")
-    if left or summary.count("failed"):
+    if n_left or summary.count("failed"):
         console.print("the same command runs the cells that are not done; --fresh runs all")

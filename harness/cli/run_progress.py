@@ -104,26 +104,26 @@ class RunProgress(Observer):
         """Render the display as it is now."""
         with self._lock:
             busy = sorted(self._busy.items())
-            waiting = list(self._waiting.items())
-            ended, seconds = dict(self._ended), self._seconds
+            waits = list(self._waiting.items())
+            counts_by_end, seconds = dict(self._ended), self._seconds
         at = time.monotonic()
         rows = Table("device", "cell", "for", box=None, header_style="bold", pad_edge=False)
         for device, (cell, began) in busy[:_MOST_ROWS]:
             rows.add_row(Text(device), Text(cell.label), f"{at - began:.0f} s")
         if len(busy) > _MOST_ROWS:
             rows.add_row(f"and {len(busy) - _MOST_ROWS} more", "", "")
-        for requirement, (reason, since) in waiting:
+        for requirement, (reason, since) in waits:
             words = Text(f"waiting for {requirement}: {reason}")
             rows.add_row("", words, f"{at - since:.0f} s", style="yellow")
-        left = self._total - self._before - sum(ended.values())
+        n_left = self._total - self._before - sum(counts_by_end.values())
         counts = [
-            f"{self._before + ended['done']} done",
-            f"{ended['failed']} failed",
-            f"{left} left",
+            f"{self._before + counts_by_end['done']} done",
+            f"{counts_by_end['failed']} failed",
+            f"{n_left} left",
         ]
-        measured = ended["done"] + ended["failed"]
-        if measured and left and not self._stopping:
-            eta_s = left * (seconds / measured) / max(1, self._most_devices)
+        n_measured = counts_by_end["done"] + counts_by_end["failed"]
+        if n_measured and n_left and not self._stopping:
+            eta_s = n_left * (seconds / n_measured) / max(1, self._most_devices)
             counts.append(f"about {_duration(eta_s)} to go")
         head = "stopping: " if self._stopping else ""
         return Group(rows, Text(head + ", ".join(counts), style="bold"))

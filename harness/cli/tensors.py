@@ -7,7 +7,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from buildlib.toolchains.base import TensorInfo
+from buildlib.container.container import GenAIContainer
+from buildlib.errors import ToolchainMissingError
+from buildlib.toolchains.base import BinaryInfo, TensorInfo
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from harness.console import print_remark
 
 _NUMBER = re.compile(r"\d+")
 
@@ -47,6 +51,15 @@ def print_tensors(
     console.print(table)
 
 
+def read_binaries(container: GenAIContainer) -> dict[str, BinaryInfo]:
+    """Read the context binaries of a container; none where this machine lacks the compiler."""
+    try:
+        return {name: OrtQnnToolchain().inspect(p) for name, p in container.binaries.items()}
+    except ToolchainMissingError as error:
+        print_remark(f"the binaries are not read: {error}")
+        return {}
+
+
 def alike(tensors: Sequence[TensorInfo]) -> list[list[TensorInfo]]:
     """Group tensors of equal shape and type whose names differ in their first number only."""
     groups: dict[tuple[str, tuple[int, ...], str], list[TensorInfo]] = {}
@@ -63,13 +76,13 @@ def common_name(names: Sequence[str]) -> str:
         return names[0]
     first, last = min(numbers), max(numbers)
     whole = last - first + 1 == len(numbers) == len(set(numbers))
-    listed = f"{first}..{last}" if whole else ",".join(map(str, sorted(numbers)))
-    return _NUMBER.sub(f"{{{listed}}}", names[0], count=1)
+    numbers_text = f"{first}..{last}" if whole else ",".join(map(str, sorted(numbers)))
+    return _NUMBER.sub(f"{{{numbers_text}}}", names[0], count=1)
 
 
 def _span(texts: Iterable[str]) -> str:
-    ordered = sorted(set(texts), key=float)
-    return " .. ".join(dict.fromkeys((ordered[0], ordered[-1]))) if ordered else ""
+    values = sorted(set(texts), key=float)
+    return " .. ".join(dict.fromkeys((values[0], values[-1]))) if values else ""
 
 
 def _text(value: object) -> str:

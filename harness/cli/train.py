@@ -1,6 +1,6 @@
-"""`qnnfarm train`: what speculation needs beside a model, trained with torch.
+"""`qnnfarm train`: forecast tokens and draft heads for speculation, trained with torch.
 
-Torch, and what imports it, comes with an extra and is imported when a training begins.
+Torch comes with an extra, and is imported when a training begins.
 """
 
 import time
@@ -117,9 +117,9 @@ def draft(
     def train(model: "FrozenModel", descent: "Descent", watcher: "Watcher") -> float:
         from buildlib.training.draft_head import DraftRecipe, train_draft
 
-        trained, accepted = train_draft(model, DraftRecipe(), descent, watcher)
+        trained, rate = train_draft(model, DraftRecipe(), descent, watcher)
         trained.save(options.model_dir, out)
-        return accepted
+        return rate
 
     option = f"speculative_config.draft_model_path={head}"
     _run(options, out, {"kind": "draft"}, train, option, json=json)
@@ -134,23 +134,23 @@ def _run(
     *,
     json: bool,
 ) -> None:
-    """Train, with progress on stderr, and print what was written and how good it is.
+    """Train, with progress on stderr, and print the file and its quality.
 
     Args:
         settings: of this kind of training; see `_begin`.
         train: trains and writes; returns tokens accepted a call.
-        option: of the build that reads what was written.
+        option: of the build that reads the file.
     """
-    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
-    if missing:
-        reason = f"training needs {' and '.join(missing)}, which is not installed"
+    packages = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if packages:
+        reason = f"training needs {' and '.join(packages)}, which is not installed"
         raise WrongUseError(f"{reason}: pip install 'qnnfarm[train]'")
     with progress(
         TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
     ) as bar:
         watcher = _Shown(bar, bar.add_task("loading", total=1.0))
         model, descent = _begin(options, out, settings)
-        accepted = train(model, descent, watcher)
+        rate = train(model, descent, watcher)
         descent.finish()
     if json:
         print_json(
@@ -158,20 +158,20 @@ def _run(
                 "path": str(out),
                 "steps": descent.step,
                 "seconds": round(descent.elapsed, 1),
-                "tokens_per_call": round(accepted, 3),
+                "tokens_per_call": round(rate, 3),
             }
         )
         return
     answers().print(
         f"{out}: {pluralize(descent.step, 'step')} in {descent.elapsed:.0f} s, about "
-        f"{accepted:.2f} tokens a call on text that it did not learn from; build with `-O {option}`"
+        f"{rate:.2f} tokens a call on text that it did not learn from; build with `-O {option}`"
     )
 
 
 def _begin(
     options: TrainOptions, out: Path, settings: Mapping[str, object]
 ) -> "tuple[FrozenModel, Descent]":
-    """Load the model, and take up what is left of an interrupted training.
+    """Load the model, and go on with an interrupted training.
 
     Args:
         settings: that a training which goes on must have in common with its beginning.

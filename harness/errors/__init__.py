@@ -1,4 +1,4 @@
-"""Errors of `harness`: one root, each with the data of what went wrong.
+"""Errors of `harness`: one root, each with its data.
 
     HarnessError
       WrongUseError            an option or argument that cannot be used
@@ -8,14 +8,14 @@
       LibrariesFetchError
       PromptTooLongError
       ConfigFileError          a plan, a pool or a recipe that cannot be used
-      PipelineError            a pipeline cannot give what is asked
+      PipelineError            a pipeline cannot do that
       AdbServerError
       NoDeviceError
       SeveralDevicesError
-      HostError                root of what goes wrong with a host over SSH
+      HostError                root of failures of a host over SSH
         HostUnreachableError
         HostAuthError          it accepts none of the keys
-      DeviceError              root of what goes wrong on one device
+      DeviceError              root of failures on one device
         DeviceConnectError
         DeviceUnauthorizedError
         DeviceLostError        it went away in the middle
@@ -29,7 +29,7 @@
         ConditionsNotMetError  too hot, or with the wrong charge, for a measured run
         RunnerError            the runner on the device failed
         RuntimeOutputError     the runner printed or wrote garbage
-      PoolError                root of what a pool raises
+      PoolError                root of a pool's errors
         UnknownMemberError
         RequirementError       no device can ever meet it
         LeaseTimeoutError
@@ -37,12 +37,12 @@
         DeviceHeldError        a holder of another ledger has it
         NotificationError      a webhook, a command or mail did not take one
         LedgerError            the file of all leases cannot be used
-      StoreError               root of what the results store raises
+      StoreError               root of the results store's errors
         MissingStoreError      no database to read
         StoreUnavailableError  cannot be reached, read or written
           StoreLostError   its server went away
         NotStoredError         no such run or alert, or nothing that a gate can compare with
-        RunConflictError       contradicts what is stored
+        RunConflictError       contradicts the stored run
         CorruptRunError        not written by qnnfarm
         MetricError            not registered, or a value that it cannot have
         TelemetryRecordError   an invalid series of samples
@@ -50,12 +50,12 @@
       OutputCheckError         a speed with a wrong output
       NightlyBusyError         another process works on the night of a plan
       JournalError             the journal of a plan cannot be read or written
-      VirtualDeviceError       root of what virtual devices raise
+      VirtualDeviceError       root of virtual devices' errors
         UnknownVirtualDeviceError
         VirtualDeviceConfinementError   this machine grants no namespace
         AdbProtocolError       a peer that does not speak ADB
 
-`str(error)` is one line for the user: what is wrong, where, and what to do.
+`str(error)` is one line for the user: the fault, its place, and advice.
 """
 
 from buildlib.error_base import one_line as one_line

@@ -1,4 +1,4 @@
-"""Root of the errors, wrong use, and what is refused before anything runs."""
+"""Root of the errors, and refusals before anything runs."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -26,11 +26,11 @@ class HarnessError(QnnfarmError):
     Its class attributes say what an error means, to pools, plans, tests and lists alike.
 
     Attributes:
-        failure_class: whose fault it is.
+        failure_class: part at fault.
         quarantine_weight: how much it counts against its device; 0 says nothing about the device.
         needs_recovery: the device must be reached again before its next use.
-        loses_device: the device was gone, so what ran on it has no result: a lease ends, and a
-            test has an error, not a failure.
+        loses_device: the device was gone, so there is no result: a lease ends, and a test has an
+            error, not a failure.
         is_infrastructure: the adb server or the host in front of devices failed, hence all devices
             behind it at once.
         ends_plan: nothing can be recorded any more, so a plan ends.
@@ -74,7 +74,7 @@ class GenieMissingError(HarnessError):
 
     Attributes:
         soc: of the devices.
-        reason: what is missing, and how to get it.
+        reason: the missing part, and how to get it.
     """
 
     soc: str
@@ -137,7 +137,7 @@ class ConfigFileError(HarnessError, ValueError):
 
 
 class PipelineError(HarnessError, RuntimeError):
-    """A pipeline, its manifest or its model cannot give what is asked."""
+    """A pipeline, its manifest or its model cannot do that."""
 
     reason: str
     template = "{reason}"

@@ -1,6 +1,6 @@
 """Error numbers of QNN, Genie and FastRPC, and exit statuses: their names, causes and fixes.
 
-`codes.toml` is the table. An entry is named by who says it, because numbers collide: Genie's 1 and
+`codes.toml` is the table. An entry is named by its library, because numbers collide: Genie's 1 and
 FastRPC's 1 differ. A `source` is a public address, or `reproduced` with how it was made to happen.
 """
 
@@ -82,7 +82,7 @@ class Code:
 
     @property
     def label(self) -> str:
-        """The number with who says it, as in `QNN 5005`; the text of a message."""
+        """The number with its library, as in `QNN 5005`; the text of a message."""
         if self.number is None:
             return self.name
         library = "exit status" if self.library == "exit" else self.library
@@ -116,7 +116,7 @@ class CodeFinding:
 def load_codes() -> tuple[Code, ...]:
     """Read the table."""
     table = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
-    named = {
+    names = {
         (block["library"], number): {"name": name, "source": block["source"]}
         for block in table["names"]
         for number, name in block["numbers"]
@@ -125,13 +125,13 @@ def load_codes() -> tuple[Code, ...]:
     for entry in table["code"]:
         key = (entry["library"], entry.get("number", entry.get("name")))
         causes = tuple(Cause(**cause) for cause in entry.pop("causes"))
-        explained[key] = Code(**{"number": None, **named.get(key, {}), **entry}, causes=causes)
-    others = {key: Code(*key, **about) for key, about in named.items() if key not in explained}
+        explained[key] = Code(**{"number": None, **names.get(key, {}), **entry}, causes=causes)
+    others = {key: Code(*key, **about) for key, about in names.items() if key not in explained}
     return (*explained.values(), *others.values())
 
 
 def parse_code(text: str) -> tuple[Code, ...]:
-    """Return what a user's text may mean: `5005`, `0x138d`, `genie:-6`, or a constant's name.
+    """Return the codes that a text may mean: `5005`, `0x138d`, `genie:-6`, or a constant's name.
 
     A number that is not in the table is returned too, without a name. A text that is no code gives
     nothing.
@@ -146,9 +146,9 @@ def parse_code(text: str) -> tuple[Code, ...]:
         number = _unsigned(number)
         if libraries == ["FastRPC"] and 0 < number < _DSP_OFFSET:  # as the CPU's side says it
             number += _DSP.start + _DSP_OFFSET
-        named = tuple(code for code in codes if code.number == number)
-        sayer = libraries[0] if libraries else _sayer(number)
-        return named or (() if sayer is None else (Code(sayer, number),))
+        matches = tuple(code for code in codes if code.number == number)
+        library_ = libraries[0] if libraries else _library_of(number)
+        return matches or (() if library_ is None else (Code(library_, number),))
     return tuple(code for code in codes if code.name == rest and _NAME.fullmatch(rest))
 
 
@@ -218,8 +218,8 @@ def _codes_of(line: str) -> Iterator[Code]:
         number = int(match[1]) if match[1] else 128 + int(match[2])
         if ("exit", number) in table.by_number:
             yield table.by_number["exit", number]
-    folded = line.casefold()
-    yield from (code for message, code in table.messages if message in folded)
+    lower = line.casefold()
+    yield from (code for message, code in table.messages if message in lower)
 
 
 def _unsigned(number: int) -> int:
@@ -227,7 +227,7 @@ def _unsigned(number: int) -> int:
     return number + (1 << 32) if number + (1 << 32) in _DSP else number
 
 
-def _sayer(number: int) -> Library | None:
-    """Return who would say an unexplained number."""
+def _library_of(number: int) -> Library | None:
+    """Return the library of an unexplained number."""
     ranges: dict[Library, range] = {"FastRPC": _DSP, "Genie": _GENIE, "exit": _EXIT, "QNN": _QNN}
     return next((library for library, numbers in ranges.items() if number in numbers), None)

@@ -38,13 +38,13 @@ class NoDeviceError(HarnessError):
     host: str = ""
 
     def __str__(self) -> str:
-        wanted = "" if self.wanted is None else " {wanted!r}"
+        serial = "" if self.wanted is None else " {wanted!r}"
         present = "; connected: {present}" if self.present else ""
         if self.host:
             advice = "connect it to that host, and see `adb devices` there"
-            return self._fill("no adb device" + wanted + " at {host}" + present + ": " + advice)
+            return self._fill("no adb device" + serial + " at {host}" + present + ": " + advice)
         return self._fill(
-            "no adb device" + wanted + present + ": plug a phone in with USB debugging on, "
+            "no adb device" + serial + present + ": plug a phone in with USB debugging on, "
             "or start a virtual device with `qnnfarm device start NAME --soc SM8750`"
         )
 
@@ -105,7 +105,7 @@ class HostAuthError(HostError):
 
 
 class DeviceError(HarnessError):
-    """Root of what goes wrong on one device.
+    """Root of failures on one device.
 
     Attributes:
         serial: the device's name on the adb server.
@@ -117,9 +117,9 @@ class DeviceError(HarnessError):
     member: str = field(default="", init=False)
 
     def _fill(self, template: str, **more: object) -> str:
-        known = self.member and self.member != self.serial
-        shown = f"{self.member} ({self.serial})" if known else self.serial
-        return super()._fill(template, serial=shown, **more)
+        has_member = self.member and self.member != self.serial
+        name = f"{self.member} ({self.serial})" if has_member else self.serial
+        return super()._fill(template, serial=name, **more)
 
 
 class DeviceConnectError(DeviceError):
@@ -219,7 +219,7 @@ class DeviceFullError(DeviceError):
     Attributes:
         needed_bytes: size of the write; `None` where the device only said that it is full.
         free_bytes: free on the device.
-        evictable_bytes: what evicting from our store there could free, which is too little.
+        evictable_bytes: size of all that can be evicted from our store there, which is too little.
     """
 
     path: str
@@ -253,9 +253,9 @@ class DeploymentCorruptError(DeviceError):
     found: str
 
     def __str__(self) -> str:
-        found = "{found}" if self.found.strip() else "unknown"
+        digest = "{found}" if self.found.strip() else "unknown"
         return self._fill(
-            "device {serial} holds {name!r} with SHA-256 " + found + " after the push of "
+            "device {serial} holds {name!r} with SHA-256 " + digest + " after the push of "
             "{expected!r}: try again; if it happens again, its storage or the way there is at fault"
         )
 
@@ -294,10 +294,10 @@ class RunnerError(DeviceError):
     log_tail: str
 
     def __str__(self) -> str:
-        ended = self._fill("device {serial}: {command} {reason}")
-        said = f"; it said: {self._last_lines()}" if self.log_tail.strip() else ""
+        end = self._fill("device {serial}: {command} {reason}")
+        log = f"; it said: {self._last_lines()}" if self.log_tail.strip() else ""
         explained = explain_end(self.log_tail, self.exit_status)
-        return f"{ended}{said}" + (f"; {explained}" if explained else "")
+        return f"{end}{log}" + (f"; {explained}" if explained else "")
 
     def _last_lines(self) -> str:
         """Return the last line, where it ended, after the library's last errors, why it ended."""
@@ -320,7 +320,7 @@ class RuntimeOutputError(DeviceError):
 
 
 class VirtualDeviceError(HarnessError):
-    """Root of what virtual devices raise, and the error of what no subclass means."""
+    """Root of the errors of virtual devices, and the error of those without a class."""
 
     __match_args__ = ("reason",)
     device_state = "absent"
@@ -338,8 +338,8 @@ class UnknownVirtualDeviceError(VirtualDeviceError):
     known: tuple[str, ...]
 
     def __str__(self) -> str:
-        known = "known are {known}" if self.known else "there are none yet"
-        return self._fill("no virtual device {name!r}: " + known)
+        names = "known are {known}" if self.known else "there are none yet"
+        return self._fill("no virtual device {name!r}: " + names)
 
 
 class VirtualDeviceConfinementError(VirtualDeviceError):

@@ -4,7 +4,7 @@ from harness.errors.base import FailureClass, HarnessError
 
 
 class PoolError(HarnessError):
-    """Root of what a pool raises, and the error of what no subclass means."""
+    """Root of a pool's errors, and the error of those without a class."""
 
     __match_args__ = ("reason",)
     failure_class = FailureClass.DEVICE
@@ -22,8 +22,8 @@ class UnknownMemberError(PoolError):
     known: tuple[str, ...]
 
     def __str__(self) -> str:
-        known = "it has {known}" if self.known else "it has none"
-        return self._fill("the pool has no device {name!r:80}: " + known)
+        names = "it has {known}" if self.known else "it has none"
+        return self._fill("the pool has no device {name!r:80}: " + names)
 
 
 class RequirementError(PoolError):
@@ -31,7 +31,7 @@ class RequirementError(PoolError):
 
     Attributes:
         requirement: all of it, in words.
-        reason: the part that no device meets, and what there is instead.
+        reason: the part that no device meets, and the devices' values of it.
     """
 
     requirement: str

@@ -4,7 +4,7 @@ from harness.errors.base import FailureClass, HarnessError
 
 
 class StoreError(HarnessError):
-    """Root of what the results store raises."""
+    """Root of the results store's errors."""
 
 
 class MissingStoreError(StoreError):
@@ -36,7 +36,7 @@ class NotStoredError(StoreError):
 
 
 class RunConflictError(StoreError):
-    """A write contradicts what the results database already holds of the run."""
+    """A write contradicts the run in the results database."""
 
     location: str
     run_id: str

@@ -1,7 +1,8 @@
 """Virtual devices as a type of device, registered in the entry-point group of device types."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from harness.devices.device import Device
@@ -11,6 +12,7 @@ from harness.errors import (
     DeviceUnauthorizedError,
     HarnessError,
     UnknownVirtualDeviceError,
+    VirtualDeviceConfinementError,
     VirtualDeviceError,
 )
 
@@ -106,6 +108,34 @@ def connect(server: "AdbServer", device: "VirtualDevice") -> None:
             f"{device.name}`, where COPY is the name of that file without `.pub`"
         )
         raise DeviceUnauthorizedError(device.serial, advice) from None
+
+
+@contextmanager
+def running_device(
+    name: str, soc: str, server: "AdbServer", tell: Callable[[str], None]
+) -> Iterator[str]:
+    """Yield the serial of a virtual device that stops with the block; its files stay.
+
+    Where there is no namespace it runs unconfined.
+    """
+    from harness.virtual_device import manager
+
+    serial = ""
+    try:
+        try:
+            device = manager.start(name, soc, unconfined=False)
+        except VirtualDeviceConfinementError as error:
+            tell(f"no namespace here ({error.reason}): {name} runs unconfined")
+            device = manager.start(name, soc, unconfined=True)
+        serial = device.serial
+        connect(server, device)
+        yield serial
+    finally:
+        with suppress(HarnessError):
+            if serial:
+                server.disconnect(serial)
+        with suppress(HarnessError):
+            manager.stop(name)
 
 
 def _not_running(spec: DeviceSpec, state: str) -> HarnessError:
