@@ -135,12 +135,17 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True)
-class RunOptions(DeviceOptions):
-    """The device of a run, and the records of the run beside its results."""
+class RecordOptions:
+    """The files of a run beside its results."""
 
     log_level: LogLevel = None
     trace: TraceFile = None
     push: Push = None
+
+
+@dataclass(frozen=True)
+class RunOptions(RecordOptions, DeviceOptions):
+    """The device of a run, and the files of the run beside its results."""
 
 
 ReferenceWith = Annotated[

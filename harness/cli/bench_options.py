@@ -13,11 +13,9 @@ import typer
 from harness.cli.arguments import (
     DEFAULT_RUNTIME,
     WAIT_S,
-    LogLevel,
     LongRuntime,
     PoolFile,
-    Push,
-    TraceFile,
+    RecordOptions,
     Wait,
     absolute,
 )
@@ -55,7 +53,7 @@ Label = Annotated[
 
 
 @dataclass(frozen=True)
-class BenchOptions:
+class BenchOptions(RecordOptions):
     """Options that benchmarks of one container and of two have in common."""
 
     device: Annotated[
@@ -131,9 +129,6 @@ class BenchOptions:
     ] = None
     no_gate: Annotated[bool, typer.Option("--no-gate", help="Measure the device as it is.")] = False
     wait: Wait = WAIT_S
-    log_level: LogLevel = None
-    trace: TraceFile = None
-    push: Push = None
 
     def workload(self, prompt_tokens: int, new_tokens: int, **others: object) -> Bench:
         """Make a workload.

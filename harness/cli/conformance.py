@@ -23,7 +23,7 @@ from buildlib.toolchains.registry import open_toolchain
 from harness.cli.arguments import WAIT_S, Json, ToolchainOptions, Wait, read_text, write_file
 from harness.cli.device_lease import lease_device
 from harness.cli.groups import with_groups
-from harness.cli.rehearse import prompt_lengths, virtual_device, without_spill
+from harness.cli.rehearse import check_bundle, prompt_lengths, virtual_device, without_spill
 from harness.console import answers, print_json, print_remark
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
@@ -31,9 +31,7 @@ from harness.errors import HostFileError
 from harness.exit_codes import BAD
 from harness.results.provenance import own_version
 from harness.runtimes.base import Generates, GenerationRequest, GenerationResult
-from harness.runtimes.bundles.checks import find_faults
 from harness.runtimes.bundles.python import find_python
-from harness.runtimes.genie.bundle import genie_bundle
 from harness.runtimes.registry import open_model
 from harness.words import pluralize
 from harness.workloads.bench_prompt import cut_prompt
@@ -417,10 +415,10 @@ def _compare_scores(perplexity: float | None, expected: float | None) -> tuple[s
 
 
 def _check_bundle(container: GenAIContainer, properties: DeviceProperties) -> tuple[str, bool]:
-    bundle = genie_bundle(container, properties.abi)
-    if faults := list(find_faults(bundle, container=container)):
-        raise _Refuted("; ".join(faults))
-    return f"nothing is wrong with its {len(bundle.files)} files", True
+    check = check_bundle(container, properties.abi)
+    if not check.holds:
+        raise _Refuted(check.detail)
+    return check.detail, True
 
 
 def _check_profiles(results: Sequence[GenerationResult], folder: Path) -> tuple[str, bool]:

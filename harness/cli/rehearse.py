@@ -94,7 +94,7 @@ def rehearse(
     with tempfile.TemporaryDirectory(prefix="qnnfarm-rehearse-") as scratch:
         print_remark("making the container for the emulator")
         twin = emulator_twin(phone, Path(scratch) / "twin", cache_root=cache)
-        checks = [_compare_binaries(phone, twin), _check_bundle(phone, abi or _ANDROID, device)]
+        checks = [_compare_binaries(phone, twin), check_bundle(phone, abi or _ANDROID, device)]
         lengths = prompt_lengths(twin, prompts, max_tokens)
         tokens = _run(twin, lengths, max_tokens)
         checks += _compare(twin, lengths, tokens)
@@ -170,7 +170,7 @@ def _is_genies(container: GenAIContainer) -> bool:
     return container.metadata.contract == GENIE_CONTRACT
 
 
-def _check_bundle(phone: GenAIContainer, abi: str, device: str | None = None) -> Check:
+def check_bundle(phone: GenAIContainer, abi: str, device: str | None = None) -> Check:
     """Check the files that would be pushed to a phone, as far as they are on this host."""
     try:
         if device is not None:

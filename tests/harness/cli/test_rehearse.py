@@ -8,7 +8,7 @@ import pytest
 from buildlib.builder.build import BuildOutputs
 from buildlib.container.container import GenAIContainer
 from buildlib.targets import find_soc
-from harness.cli.rehearse import _check_bundle
+from harness.cli.rehearse import check_bundle
 from harness.devices.device import Device
 from harness.runtimes.bundles.sources import FOLDERS_VARIABLE, SDK_PROGRAMS, qnn_libraries
 from suites.models import tiny_llama
@@ -51,11 +51,11 @@ def test_a_bundle_that_a_phone_would_refuse_is_wrong(
     for name in (*qnn_libraries("arm64-v8a", find_soc("SM8750")), *genie):
         (folder / name).write_text("no library")
     monkeypatch.setenv(FOLDERS_VARIABLE, str(tmp_path))
-    check = _check_bundle(container, "arm64-v8a")
+    check = check_bundle(container, "arm64-v8a")
     assert check.holds is False
     assert "libGenie.so is no library" in check.detail
-    board = _check_bundle(container, "aarch64")
+    board = check_bundle(container, "aarch64")
     assert board.holds is None  # the folder has nothing for it
     assert "aarch64" in board.detail
-    device = _check_bundle(container, "arm64-v8a", virtual_device.serial)
+    device = check_bundle(container, "arm64-v8a", virtual_device.serial)
     assert device.holds, device.detail
