@@ -202,9 +202,8 @@ class Chain:
             self.outputs.update(part.outputs)
         self.kv = list(self._caches(contract))
         new = {each.new.name for each in self.kv}
-        logits = [
-            port for _, port in _matched(contract.logits, self.outputs) if port.name not in new
-        ]
+        names = [name for name in self.outputs if re.fullmatch(contract.logits, name)]
+        logits = [self.outputs[name] for name in names if name not in new]
         if len(logits) != 1:
             raise genie_api.FatalError(f"the graphs of AR {ar} and CL {cl} give no logits")
         self.logits = logits[0]
@@ -240,14 +239,6 @@ class Chain:
     def slots(self) -> int:
         """Columns of the KV cache that a call sees before its own."""
         return self.kv[0].slots
-
-
-def _matched(pattern: str, ports: Dict[str, GraphPort]) -> "Iterator[Tuple[Any, GraphPort]]":
-    """Yield the ports with names that a contract's expression matches, and the matches."""
-    for name, port in ports.items():
-        match = re.fullmatch(pattern, name)
-        if match is not None:
-            yield match, port
 
 
 def _in_order(parts: Sequence[Graph]) -> List[Graph]:
@@ -584,7 +575,10 @@ class LoadedModel:
         self.memory = Memory(self.chains)
         self.cache = KvBuffers(self.memory, max(chain.slots for chain in self.chains))
         self._tables: Dict[Tuple[str, Tuple[str, float, int]], bytes] = {}
-        self._fillers = {chain: list(self._fillers_of(chain)) for chain in self.chains}
+        self._fillers: Dict[Chain, List[Tuple[GraphPort, Filler]]] = {}
+        for chain in self.chains:
+            makers = ((port, self._filler(chain, port)) for port in chain.inputs.values())
+            self._fillers[chain] = [(port, fill) for port, fill in makers if fill is not None]
         self.reset()
 
     @property
@@ -642,12 +636,6 @@ class LoadedModel:
         by_length = [chain for chain in fitting if chain.ar == ar]  # as `chains` is sorted
         after = n_past + min(left, ar)
         return next((chain for chain in by_length if chain.slots >= after), by_length[-1])
-
-    def _fillers_of(self, chain: Chain) -> "Iterator[Tuple[GraphPort, Filler]]":
-        for port in chain.inputs.values():
-            fill = self._filler(chain, port)
-            if fill is not None:
-                yield port, fill
 
     def _filler(self, chain: Chain, port: GraphPort) -> "Optional[Filler]":
         """Return the maker of an input; None for caches, zeros, and outputs of other parts."""

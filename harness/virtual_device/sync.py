@@ -43,19 +43,25 @@ _BATCH = 1024 * 1024
 _MOST_TOGETHER = 64
 _MAX_LINK = 4096
 _HEAD = _REQUEST.size
+_MISSING_ENTRY = _STAT_V1.pack(b"DENT", 0, 0, 0)
 
 
-def _stat_v1(ident: bytes, status: os.stat_result | None) -> bytes:
-    """Pack the answer to STAT: all zero for a missing file, sizes and times cut to 32 bits."""
-    if status is None:
-        return _STAT_V1.pack(ident, 0, 0, 0)
-    return _STAT_V1.pack(ident, status.st_mode, status.st_size & _LOW, int(status.st_mtime) & _LOW)
+def _status(ident: bytes, path: str | bytes) -> bytes:
+    """Pack a file's status for STAT, STA2 or LST2, or as the begin of an entry, DENT or DNT2.
 
-
-def _stat_v2(ident: bytes, status: os.stat_result | None, error: int = 0) -> bytes:
-    """Pack the answer to STA2 and LST2; `error` is an errno."""
-    if status is None:
-        return _STAT_V2.pack(ident, error, *[0] * 10)
+    STAT and DENT cut sizes and times to 32 bits and are all zero for a missing file; the others
+    tell an errno. STA2 follows a link.
+    """
+    is_old = ident in {b"STAT", b"DENT"}
+    try:
+        status = os.stat(path, follow_symlinks=ident == b"STA2")
+    except OSError as error:
+        if is_old:
+            return _STAT_V1.pack(ident, 0, 0, 0)
+        return _STAT_V2.pack(ident, error.errno or errno.EIO, *[0] * 10)
+    if is_old:
+        size, mtime = status.st_size & _LOW, int(status.st_mtime) & _LOW
+        return _STAT_V1.pack(ident, status.st_mode, size, mtime)
     return _STAT_V2.pack(
         ident,
         0,
@@ -72,52 +78,26 @@ def _stat_v2(ident: bytes, status: os.stat_result | None, error: int = 0) -> byt
     )
 
 
-def _entry(name: bytes, status: os.stat_result | None, error: int, *, version: int) -> bytes:
-    """Pack one entry of a listing."""
-    head = _stat_v1(b"DENT", status) if version == 1 else _stat_v2(b"DNT2", status, error)
-    return head + _NAME_LENGTH.pack(len(name)) + name
-
-
-def _end_of_list(version: int) -> bytes:
-    """Pack DONE in the size of an entry."""
-    size = _V1_ENTRY_SIZE if version == 1 else _V2_ENTRY_SIZE
-    return b"DONE".ljust(size, b"\0")
+def _entries(path: str, version: int) -> bytes:
+    """List all entries with `.` and `..`; none if the folder cannot be read, as in adbd."""
+    ident, end_size = (b"DENT", _V1_ENTRY_SIZE) if version == 1 else (b"DNT2", _V2_ENTRY_SIZE)
+    folder = os.fsencode(path)
+    answer = bytearray()
+    try:
+        names = [b".", b"..", *os.listdir(folder)]
+    except OSError:
+        names = []
+    for name in names:
+        status = _status(ident, os.path.join(folder, name))
+        if status != _MISSING_ENTRY:
+            answer += status + _NAME_LENGTH.pack(len(name)) + name
+    return bytes(answer + b"DONE".ljust(end_size, b"\0"))
 
 
 def _failure(text: str) -> bytes:
     """Pack FAIL with a text for the user."""
     data = text.encode("utf-8", "replace")[:_MAX_DATA]
     return _REQUEST.pack(b"FAIL", len(data)) + data
-
-
-def _stat_answer(ident: bytes, path: str) -> bytes:
-    """Answer STAT and LST2, which describe a link itself, or STA2, which follows it."""
-    status: os.stat_result | None = None
-    error = 0
-    try:
-        status = os.stat(path) if ident == b"STA2" else os.lstat(path)
-    except OSError as failed:
-        error = failed.errno or errno.EIO
-    return _stat_v1(ident, status) if ident == b"STAT" else _stat_v2(ident, status, error)
-
-
-def _list_answer(path: str, version: int) -> bytes:
-    """List all entries with `.` and `..`; none if the folder cannot be read, as in adbd."""
-    answer = bytearray()
-    try:
-        names = [b".", b"..", *os.listdir(os.fsencode(path))]
-    except OSError:
-        names = []
-    for name in names:
-        status: os.stat_result | None = None
-        error = 0
-        try:
-            status = os.lstat(os.path.join(os.fsencode(path), name))
-        except OSError as failed:
-            error = failed.errno or errno.EIO
-        if status is not None or version > 1:
-            answer += _entry(name, status, error, version=version)
-    return bytes(answer + _end_of_list(version))
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,10 +461,10 @@ class _Session:
 
     async def _describe(self, ident: bytes, path: str) -> bool:
         if ident in {b"STAT", b"LST2", b"STA2"}:
-            await self._stream.write(await asyncio.to_thread(_stat_answer, ident, path))
+            await self._stream.write(await asyncio.to_thread(_status, ident, path))
         elif ident in {b"LIST", b"LIS2"}:
             version = 1 if ident == b"LIST" else 2
-            await self._stream.write(await asyncio.to_thread(_list_answer, path, version))
+            await self._stream.write(await asyncio.to_thread(_entries, path, version))
         else:
             raise AdbProtocolError(f"unknown sync request {ident!r}")
         return True
