@@ -1,5 +1,6 @@
 """A device's shell and tools, as bare as a phone's, and the runners of device_scripts."""
 
+import json
 import os
 import resource
 import secrets
@@ -7,9 +8,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import onnxruntime_qnn
 import pytest
@@ -92,17 +94,19 @@ class DeviceShell:
         return folder
 
 
-def marked_processes(run_dir: Path) -> list[int]:
-    """The processes whose environment carries the marker of a run."""
-    marker = (run_dir / ".qnnfarm" / "marker").read_bytes().strip()
-    found = []
+def processes_with(mark: bytes) -> list[int]:
+    """The processes whose environment holds a mark."""
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"run:" + marker in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
+        with suppress(OSError):
+            if mark in (folder / "environ").read_bytes():
+                processes.append(int(folder.name))
+    return processes
+
+
+def marked_processes(run_dir: Path) -> list[int]:
+    """The processes of a run."""
+    return processes_with(b"run:" + (run_dir / ".qnnfarm" / "marker").read_bytes().strip())
 
 
 @pytest.fixture(scope="session", params=["mksh", "dash"])
@@ -163,3 +167,22 @@ class Runner:
 def runner() -> Runner:
     libraries = str(Path(onnxruntime_qnn.__file__).parent)
     return Runner({"LD_LIBRARY_PATH": libraries, "PATH": os.environ["PATH"]})
+
+
+def shortened(bundle: Path, tmp_path: Path, most: int) -> Path:
+    """A bundle of the same files, except that its answers have so many tokens at most."""
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    for file in bundle.iterdir():
+        (folder / file.name).symlink_to(file.resolve())
+    config = json.loads((bundle / "genie_config.json").read_text())
+    config["dialog"]["max-num-tokens"] = most
+    (folder / "genie_config.json").unlink()
+    (folder / "genie_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def last_query(profile: Path) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads(profile.read_text())["components"][0]["events"][-1]
+    assert event["type"].endswith("_query")
+    return event

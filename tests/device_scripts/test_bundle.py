@@ -9,13 +9,12 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import tokenizers
 
-from tests.device_scripts.conftest import Runner
+from tests.device_scripts.conftest import Runner, last_query, shortened
 
 TEXT = (
     "In the beginning God created the heaven and the earth. And the earth was without form, and "
@@ -32,34 +31,17 @@ PERPLEXITY = ("genie_perplexity.py", "-c", "genie_config.json", "--ar", "32", "-
 @pytest.fixture
 def short_bundle(bundle: Path, tmp_path: Path) -> Path:
     """The bundle with answers of four tokens."""
-    return shortened(bundle, tmp_path / "bundle")
+    return shortened(bundle, tmp_path, 4)
 
 
 @pytest.fixture
 def random_bundle(small_bundle: Path, tmp_path: Path) -> Path:
     """One of random weights with answers of four tokens, where nobody looks at what is said."""
-    return shortened(small_bundle, tmp_path / "bundle")
-
-
-def shortened(bundle: Path, folder: Path) -> Path:
-    folder.mkdir()
-    for file in bundle.iterdir():
-        (folder / file.name).symlink_to(file.resolve())
-    config = json.loads((bundle / "genie_config.json").read_text())
-    config["dialog"]["max-num-tokens"] = 4
-    (folder / "genie_config.json").unlink()
-    (folder / "genie_config.json").write_text(json.dumps(config))
-    return folder
+    return shortened(small_bundle, tmp_path, 4)
 
 
 def answer(stdout: str) -> str:
     return stdout[stdout.index("\n[BEGIN]: ") + 10 : stdout.rindex("[END]")]
-
-
-def last_query(profile: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(profile.read_text())["components"][0]["events"][-1]
-    assert found["type"] == "GenieDialog_query"
-    return found
 
 
 def test_prompt_prompt_file_and_tokens(runner: Runner, short_bundle: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from harness.pool.fence import LOST_STATUS, Fence, Holder
-from tests.device_scripts.conftest import DeviceShell
+from tests.device_scripts.conftest import DeviceShell, processes_with
 from tests.system import program
 from tests.waiting import wait_for
 
@@ -136,27 +136,15 @@ def test_only_behind_a_quiet_lease_there_is_nothing_to_look_for(
         stray.wait()
 
 
-def running(fence: Fence) -> list[str]:
-    mark = f"lease:{fence.id}.{fence.token}-{fence.ledger}.".encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "environ").read_bytes():
-                found.append(folder.name)
-        except OSError:
-            continue
-    return found
+def running(fence: Fence) -> list[int]:
+    return processes_with(f"lease:{fence.id}.{fence.token}-{fence.ledger}.".encode())
 
 
 def test_a_claim_ends_the_runs_of_a_former_holder(device: DeviceShell) -> None:
     old = claim(device, 1)
-    run_dir = device.make_run("late run")
-    run_dir.rename(device.work_root / "runs" / "late")
-    run_dir = device.work_root / "runs" / "late"
-    script = shlex.join(
-        [*device.command("run.sh", run_dir, "60", "log", "--", "sh", "-c", "sleep 62")]
-    )
-    process = guarded(device, old, script)
+    run_dir = device.make_run("late")
+    command = device.command("run.sh", run_dir, "60", "log", "--", "sh", "-c", "sleep 62")
+    process = guarded(device, old, shlex.join(command))
     wait_for((run_dir / ".qnnfarm" / "process").exists)
     device.make_run("empty")
     claim(device, 2, ended=2)
@@ -413,22 +401,13 @@ def test_a_half_written_id_is_written_anew(device: DeviceShell) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        [],
-        ["ROOT", "claim"],
-        ["ROOT", "claim", "0", HOLDER],
-        ["ROOT", "claim", "01", HOLDER],
-        ["ROOT", "claim", "1x", HOLDER],
-        ["ROOT", "claim", "-1", HOLDER],
-        ["ROOT", "claim", "1000000000", HOLDER],
-        ["ROOT", "claim", "$(touch owned)", HOLDER],
-        ["ROOT", "drop", "1"],
-        ["relative", "claim", "1", HOLDER],
-        ["ROOT", "claim", "1"],
-        ["ROOT", "claim", "1", HOLDER, "id", "more"],
-        ["ROOT", "claim", "1", HOLDER, "id", "1", "1", "more"],
-    ],
-)
+    [[], ["ROOT", "claim"], ["ROOT", "claim", "0", HOLDER], ["ROOT", "claim", "01", HOLDER],
+     ["ROOT", "claim", "1x", HOLDER], ["ROOT", "claim", "-1", HOLDER],
+     ["ROOT", "claim", "1000000000", HOLDER], ["ROOT", "claim", "$(touch owned)", HOLDER],
+     ["ROOT", "drop", "1"], ["relative", "claim", "1", HOLDER], ["ROOT", "claim", "1"],
+     ["ROOT", "claim", "1", HOLDER, "id", "more"],
+     ["ROOT", "claim", "1", HOLDER, "id", "1", "1", "more"]],
+)  # fmt: skip
 def test_wrong_use(device: DeviceShell, arguments: list[str]) -> None:
     words = [str(device.work_root) if word == "ROOT" else word for word in arguments]
     done = device.run("fence.sh", *words)

@@ -16,7 +16,7 @@ from buildlib.builder_options import apply_options
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from suites.models import tiny_llama
-from tests.device_scripts.conftest import SCRIPTS, Runner
+from tests.device_scripts.conftest import SCRIPTS, Runner, last_query, shortened
 
 PROMPT = "42 79 260 823 267 1240"
 CONFIG = ("-c", "genie_config.json")
@@ -27,21 +27,10 @@ def ids(stdout: str) -> list[int]:
     return [int(word) for word in stdout[begin : stdout.rindex("[END]")].split()]
 
 
-def last_query(profile: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(profile.read_text())["components"][0]["events"][-1]
-    return found
-
-
 @pytest.fixture
 def short_bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
     """The reference model with answers of six tokens."""
-    folder = tmp_path / "bundle"
-    folder.mkdir()
-    for file in tiny_bundle.iterdir():
-        (folder / file.name).symlink_to(file.resolve())
-    config = json.loads((tiny_bundle / "genie_config.json").read_text())
-    config["dialog"]["max-num-tokens"] = 6
-    write_config(folder, config)
+    folder = shortened(tiny_bundle, tmp_path, 6)
     (folder / "tokens").write_text(PROMPT)
     return folder
 

@@ -29,6 +29,7 @@ from tests.harness.virtual_device.helpers import CONFINED, Adb, pack_message
 from tests.waiting import PATIENCE_S, wait_for
 
 _VERSION = 0x01000001
+_U32 = 0xFFFFFFFF
 
 
 def _peer(device: VirtualDevice) -> socket.socket:
@@ -115,19 +116,13 @@ def test_wrong_signatures_only_get_new_tokens(device: VirtualDevice) -> None:
 @pytest.mark.parametrize(
     "hostile",
     [
-        pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", id="http"),
-        pytest.param(struct.pack("<6I", AdbCommand.CNXN, 1, 2, 3, 4, 5), id="bad magic"),
-        pytest.param(
-            struct.pack(
-                "<6I", AdbCommand.CNXN, _VERSION, 1 << 20, 1 << 31, 0, AdbCommand.CNXN ^ 0xFFFFFFFF
-            ),
-            id="two gigabytes",
-        ),
-        pytest.param(pack_message(AdbCommand.CNXN, 1, 1, b"host::"), id="no such version"),
-        pytest.param(
-            pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::") * 2, id="greets twice"
-        ),
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        struct.pack("<6I", AdbCommand.CNXN, 1, 2, 3, 4, 5),
+        struct.pack("<6I", AdbCommand.CNXN, _VERSION, 1 << 20, 1 << 31, 0, ~AdbCommand.CNXN & _U32),
+        pack_message(AdbCommand.CNXN, 1, 1, b"host::"),
+        pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::") * 2,
     ],
+    ids=["http", "bad magic", "two gigabytes", "no such version", "greets twice"],
 )
 def test_hostile_peers_are_cut_off_and_the_device_serves_on(
     device: VirtualDevice, on_device: Adb, hostile: bytes

@@ -155,6 +155,7 @@ def test_files_show_the_model(warm: VirtualDevice, shell: Shell) -> None:
     assert "USB powered: false" in dumped
 
 
+@_CONFINED
 def test_work_heats_it_and_rest_cools_it(warm: VirtualDevice, shell: Shell) -> None:
     # With such a resistance it keeps the heat, however late it is looked at.
     manager.control(warm.name).heat(
@@ -245,6 +246,7 @@ def test_two_readings_in_a_row_agree(warm: VirtualDevice, shell: Shell) -> None:
     assert 0 < most < 1.5 * (os.cpu_count() or 1)
 
 
+@_CONFINED
 def test_a_device_that_loses_its_sysfs_gets_it_back(warm: VirtualDevice, shell: Shell) -> None:
     manager.control(warm.name).heat(temperature_c=60)
     zone = "cat $QNNFARM_SYS_ROOT/class/thermal/thermal_zone0/temp"

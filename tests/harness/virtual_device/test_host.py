@@ -68,21 +68,6 @@ def test_a_fault_strikes_one_and_spares_its_neighbours(
     wait_for(lambda: adb("-s", first, "shell", "echo back").stdout == b"back\n")
 
 
-def test_a_reboot_is_the_devices_own(serials: list[str], adb: Adb) -> None:
-    third, fourth = serials[2:4]
-    before = [adb("-s", s, "shell", "getprop ro.runtime.firstboot").stdout for s in (third, fourth)]
-    adb("-s", third, "shell", "reboot; sleep 60")
-    wait_for(lambda: adb("connect", third).returncode == 0)
-
-    def rebooted() -> bool:
-        adb("connect", third)
-        output = adb("-s", third, "shell", "getprop ro.runtime.firstboot").stdout
-        return output.strip().isdigit() and output != before[0]
-
-    wait_for(rebooted)
-    assert adb("-s", fourth, "shell", "getprop ro.runtime.firstboot").stdout == before[1]
-
-
 def test_heat_counts_the_work_of_its_own_device(folder: Path, serials: list[str], adb: Adb) -> None:
     both = [hosted_control(folder, number) for number in (3, 4)]
     for commands in both:

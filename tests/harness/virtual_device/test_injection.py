@@ -96,13 +96,6 @@ def test_a_shell_is_dropped_and_leaves_nothing(
 
 
 @_CONFINED
-def test_a_stall_holds_everything_until_it_ends(struck: VirtualDevice, on_struck: Adb) -> None:
-    _inject(struck, "stall:seconds=0.4,when=shell")
-    assert on_struck("shell", "echo late").stdout == b"late\n"
-    assert len(_strikes(struck)) == 1
-
-
-@_CONFINED
 def test_a_stall_for_ever_ends_by_command(struck: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
     _inject(struck, "stall:when=shell")
     with subprocess.Popen(
@@ -216,14 +209,6 @@ def test_the_runner_is_struck_and_its_shell_is_not(
         assert done.stdout == b"hangs\n"
     [event] = _strikes(struck)
     assert event.fault.startswith(f"runner:signal={signal}" if signal == "STOP" else "runner:")
-
-
-@_CONFINED
-def test_a_slow_device_answers_slowly(struck: VirtualDevice, on_struck: Adb) -> None:
-    _inject(struck, "slow:ms=30,when=shell")
-    assert on_struck("shell", "echo x").stdout == b"x\n"
-    assert len(_strikes(struck)) == 1
-    assert len(manager.control(struck.name).faults()) == 1
 
 
 @_CONFINED
@@ -397,3 +382,4 @@ def test_a_fault_of_runs_spares_claims(
             run = ["sh", f"{scripts}/run.sh", "-o", "out", run_dir, "20", "log", "--", "echo", "x"]
             assert "exit=0" in device.shell(run).stdout
             assert len(_strikes(virtual)) == 1
+    assert len(manager.control(virtual.name).faults()) == 1  # it is slow until it is cleared
