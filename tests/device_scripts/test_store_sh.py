@@ -180,6 +180,9 @@ def test_verify_pins_what_it_is_asked_for(device: DeviceShell) -> None:
     old.mkdir()
     (old / "part").write_text("x")
     os.utime(old / "part", (1_600_000_000, 1_600_000_000))
+    live = device.work_root / "incoming" / "live"
+    live.mkdir()
+    (live / "part").write_text("x")
     link = device.work_root / "incoming" / "probe.123.link"  # of a setup that was killed
     link.symlink_to("probe")
     os.utime(link, (1_600_000_000, 1_600_000_000), follow_symlinks=False)
@@ -188,6 +191,7 @@ def test_verify_pins_what_it_is_asked_for(device: DeviceShell) -> None:
     assert (device.work_root / "incoming/area/.wants").read_text() == f"{sha} 4\nend\n"
     assert not old.exists()
     assert not link.is_symlink()
+    assert live.exists()
     for bad in ("../x", "", "a b"):
         assert device.run("verify.sh", "-p", bad, device.work_root).returncode == 2
 

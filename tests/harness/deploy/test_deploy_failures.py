@@ -134,20 +134,6 @@ def test_a_deployment_that_takes_too_long(virtual_device: Device, random_file: R
         deploy(virtual_device, {"a": random_file(10)}, run_id="late", timeout_s=0.001)
 
 
-def test_leftovers_of_dead_deployments_are_removed(
-    make_virtual_device: MakeDevice, random_file: RandomFile
-) -> None:
-    _, device = make_virtual_device()
-    deploy(device, {"a": random_file(10)}, run_id="r1")
-    incoming = f"{device.work_root}/incoming"
-    device.shell(
-        f"cd {incoming} && mkdir scripts.old scripts.new && echo x >old && touch scripts.old/a new"
-        " scripts.new/a && touch -d @1600000000 old scripts.old/a"
-    )
-    deploy(device, {"a": random_file(10)}, run_id="r2")
-    assert device.shell(f"ls {incoming}").stdout.split() == ["new", "scripts.new"]
-
-
 def test_scripts_that_do_not_arrive_leave_nothing(make_virtual_device: MakeDevice) -> None:
     virtual, device = make_virtual_device()
     manager.control(virtual.name).inject(Full(free=4096))

@@ -57,6 +57,7 @@ def test_use_makes_young(make_virtual_device: MakeDevice, random_file: RandomFil
     usage = store_usage(device)
     assert usage.entries[-1].sha256 == held["first"]
     assert usage.entries[-1].used_at > 1_700_000_000
+    assert usage.entries[-1].size == 6 * _MIB
     remove_run(device, "f")
     deploy(device, {"new": random_file(20 * _MIB)}, run_id="r")
     assert held["first"] in _held(device)

@@ -144,12 +144,6 @@ def test_files_with_tokens_variables_and_spaces(
     assert host.revoked_keys == (Path("/lab/revoked-farm"),)
 
 
-def test_another_host_in_between(config: Path) -> None:
-    jump = resolve_host("behind", config).jump
-    assert jump is not None
-    assert (jump.hostname, jump.user, jump.port) == ("board.lab.example", "me", 2222)
-
-
 def test_a_chain_of_hosts_in_between(config: Path) -> None:
     """The first is reached as it says itself, the others through the one before."""
     hosts = [resolve_host("chain", config)]
@@ -158,7 +152,7 @@ def test_a_chain_of_hosts_in_between(config: Path) -> None:
     assert [(host.hostname, host.port) for host in hosts] == [
         ("chain", 22), ("second", 2200), ("first", 22), ("behind", 22), ("board.lab.example", 2222),
     ]  # fmt: skip
-    assert hosts[2].user == "you"
+    assert (hosts[2].user, hosts[4].user) == ("you", "me")
     assert [host.proxy_command for host in hosts] == [""] * 5
 
 

@@ -93,6 +93,13 @@ def test_a_shown_key_is_judged_by_lines(
         assert "ssh" not in refusal.partition(")")[2]  # no command that would accept it
 
 
+def test_known_hosts_that_cannot_be_read_are_named(
+    config: SshHostConfig, keys: tuple[Path, Path]
+) -> None:
+    config.known_hosts[0].mkdir()
+    assert f"{config.known_hosts[0]} cannot be used" in _refusal(config, keys[0])
+
+
 def test_names_match_in_capitals_and_hashed(config: SshHostConfig, keys: tuple[Path, Path]) -> None:
     own, _ = keys
     config.known_hosts[0].write_text(f"board.EXAMPLE {_public(own)}")
