@@ -99,36 +99,16 @@ class Conditions:
         return tuple(change for change, is_on in switches.items() if is_on)
 
 
-class Preparation:
-    """The state of one device, changed and restored.
+def run_prepare(
+    device: Device, scripts_dir: str, mode: Literal["apply", "restore"], *changes: str
+) -> tuple[ConditionRecord, ...]:
+    """Make changes by their names in `prepare.sh`, or undo all of them, the last one first.
 
-    Every change is noted on the device first. So the next `apply` undoes those of a session that
-    died before it does anything else.
-
-    Args:
-        scripts_dir: our scripts on the device.
-        env: variables for the scripts, e.g. another root than `/sys`.
+    Every change is noted on the device first. So `apply` begins with undoing those of a session
+    that died.
     """
-
-    def __init__(
-        self, device: Device, scripts_dir: str, *, env: Mapping[str, str] | None = None
-    ) -> None:
-        self._device = device
-        self._script = f"{scripts_dir}/prepare.sh"
-        self._env = env
-
-    def apply(self, changes: Sequence[str]) -> tuple[ConditionRecord, ...]:
-        """Make changes by their names in `prepare.sh`, after undoing those of a dead session."""
-        return self._run("apply", *changes)
-
-    def restore(self) -> tuple[ConditionRecord, ...]:
-        """Undo all changes, the last one first."""
-        return self._run("restore")
-
-    def _run(self, mode: str, *changes: str) -> tuple[ConditionRecord, ...]:
-        command = ["sh", self._script, mode, self._device.work_root, *changes]
-        result = self._device.shell(command, timeout_s=_PREPARE_S, env=self._env)
-        return parse_records(result.stdout)
+    command = ["sh", f"{scripts_dir}/prepare.sh", mode, device.work_root, *changes]
+    return parse_records(device.shell(command, timeout_s=_PREPARE_S).stdout)
 
 
 def parse_records(output: str) -> tuple[ConditionRecord, ...]:
@@ -155,7 +135,6 @@ def prepared(
     conditions: Conditions,
     *,
     clock: Clock | None = None,
-    env: Mapping[str, str] | None = None,
     on_wait: OnWait | None = None,
     on_restored: Callable[[Sequence[ConditionRecord]], None] | None = None,
 ) -> Iterator[tuple[ConditionRecord, ...]]:
@@ -168,7 +147,6 @@ def prepared(
         device: the caller holds it alone.
         scripts_dir: our scripts on it.
         clock: by default the host's.
-        env: variables for the scripts on the device, e.g. another root than `/sys`.
         on_wait: told, once, when heat has to be waited for.
         on_restored: gets the records of the way back, at the end.
 
@@ -177,10 +155,9 @@ def prepared(
         DeviceError: the device failed.
     """
     clock = clock or SystemClock()
-    preparation = Preparation(device, scripts_dir, env=env)
     try:
-        records = list(preparation.apply(conditions.changes))
-        sensors = Sensors(device, scripts_dir, env=env)
+        records = list(run_prepare(device, scripts_dir, "apply", *conditions.changes))
+        sensors = Sensors(device, scripts_dir)
         for record in _gates(sensors, conditions, clock, on_wait):
             records.append(record)
             if conditions.policy == "fail" and _fails(record):
@@ -189,7 +166,7 @@ def prepared(
                 )
         yield tuple(records)
     finally:
-        restored = _restore(preparation)
+        restored = _restore(device, scripts_dir)
         for record in restored:
             if record.outcome == "not-restored":
                 _log.warning("device %s: %s: %s", device.serial, record.name, record.reason)
@@ -219,9 +196,9 @@ def _fails(record: ConditionRecord) -> bool:
     return record.outcome == "not-met"
 
 
-def _restore(preparation: Preparation) -> tuple[ConditionRecord, ...]:
+def _restore(device: Device, scripts_dir: str) -> tuple[ConditionRecord, ...]:
     try:
-        return preparation.restore()
+        return run_prepare(device, scripts_dir, "restore")
     except HarnessError as error:
         reason = f"left for the next preparation to undo: {one_line(str(error))}"
         return (ConditionRecord("preparation", "not-restored", reason),)

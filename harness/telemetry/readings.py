@@ -53,25 +53,21 @@ class Sensors:
 
     Args:
         scripts_dir: our scripts on the device.
-        env: variables for the scripts, e.g. another root than `/sys`.
     """
 
-    def __init__(
-        self, device: Device, scripts_dir: str, *, env: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, device: Device, scripts_dir: str) -> None:
         self._device = device
         self._command = ["sh", f"{scripts_dir}/telemetry.sh", "once"]
-        self._env = env
 
     def read(self) -> Reading:
         """Return values of the sensors now."""
-        recording = parse_recording(self._device.shell(self._command, env=self._env).stdout)
+        recording = parse_recording(self._device.shell(self._command).stdout)
         battery = battery_of(recording)
         if not battery.present:
             # An unrooted phone may deny the files and tell by its service.
-            output = self._device.shell(["dumpsys", "battery"], check=False, env=self._env)
+            output = self._device.shell(["dumpsys", "battery"], check=False)
             battery = battery_of_service(output.stdout)
-        temperatures = recording.latest("temp_c") or self._by_service()
+        temperatures = recording.latest("temp_c") or self.thermal_service().temperatures
         if not temperatures and battery.temperature_c is not None:
             temperatures = {"battery": battery.temperature_c}
         files = (*recording.denied, *recording.silent)
@@ -81,11 +77,8 @@ class Sensors:
 
     def thermal_service(self) -> ThermalService:
         """Read Android's thermal service; empty where there is none."""
-        output = self._device.shell(["dumpsys", "thermalservice"], check=False, env=self._env)
+        output = self._device.shell(["dumpsys", "thermalservice"], check=False)
         return parse_thermal_service(output.stdout if output.exit_status == 0 else "")
-
-    def _by_service(self) -> Mapping[str, float]:
-        return self.thermal_service().temperatures
 
 
 def battery_of(recording: TelemetryRecording) -> BatteryReading:
