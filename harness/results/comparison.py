@@ -66,7 +66,6 @@ def compare(
     metric: Metric,
     threshold: float = THRESHOLD,
     metrics: int = 1,
-    error_rate: float = ERROR_RATE,
 ) -> Comparison:
     """Compare the sessions of A with those of B.
 
@@ -82,10 +81,10 @@ def compare(
     whole = [(a, b) for a, b in pairs if a and b]
     if not all(math.isfinite(v) and v > 0 for a, b in whole for v in (*a, *b)):
         raise ValueError("only finite values above 0 can be compared")
-    share = error_rate / metrics
+    share = ERROR_RATE / metrics
     logs = [math.log(statistics.fmean(b)) - math.log(statistics.fmean(a)) for a, b in whole]
     ratio = math.exp(statistics.fmean(logs)) if logs else None
-    needed = min_pairs(metrics, error_rate=error_rate)
+    needed = min_pairs(metrics)
     if ratio is None or len(logs) < needed:
         reason = f"{pluralize(len(logs), 'pair')} of sessions, and a verdict needs {needed}"
         return Comparison(Verdict.NO_VERDICT, ratio, None, None, 1 - 2 * share, len(logs), reason)

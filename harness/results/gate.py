@@ -33,7 +33,6 @@ from harness.results.verdicts import (
     PERPLEXITY_THRESHOLD,
     THRESHOLD,
     Verdict,
-    allowed_loss,
     judge,
     worst_verdict,
 )
@@ -137,10 +136,6 @@ class GateOptions:
     perplexity_threshold: float = PERPLEXITY_THRESHOLD
     across: Collection[str] = ()
     plan: str = ""
-
-    def allowed_loss(self, metric: Metric) -> float:
-        """Return the part of the baseline that may be lost without a regression."""
-        return allowed_loss(metric, self.threshold, self.perplexity_threshold)
 
 
 _DEFAULTS = GateOptions()
@@ -297,7 +292,7 @@ def _judge_cell(
             cells.append(replace(cell, reason=f"{metric.label} is not in the baseline"))
         elif metric.key == PERPLEXITY:
             ratio = cell.candidate.mean / cell.baseline.mean
-            limit = options.allowed_loss(metric)
+            limit = options.perplexity_threshold
             verdict, reason = judge(metric, ratio, ratio, ratio, limit, by_chance=False)
             cells.append(replace(cell, verdict=verdict, ratio=ratio, reason=reason))
         else:

@@ -35,32 +35,18 @@ HOST_LIBRARIES = (
 """Python distributions whose versions can change a result."""
 
 
-def capture(
-    toolchain: str,
-    toolchain_versions: Mapping[str, str],
-    *,
-    device_versions: Mapping[str, str] | None = None,
-    folder: Path | None = None,
-    libraries: Sequence[str] = HOST_LIBRARIES,
-) -> Provenance:
+def capture(toolchain: str, toolchain_versions: Mapping[str, str]) -> Provenance:
     """Record the provenance of a run that starts now.
 
     Args:
         toolchain: name of the container's compiler.
         toolchain_versions: of the compiler and its parts.
-        device_versions: of the libraries that run the container, e.g. `{"genie": "1.21"}`.
-        folder: in the git repository; by default the working folder.
-        libraries: distributions on the host; those not installed are left out.
     """
-    state = git_state(folder or Path.cwd())
+    state = git_state(Path.cwd())
     return Provenance(
         toolchain=toolchain,
         toolchain_versions=dict(toolchain_versions),
-        library_versions={
-            "python": platform.python_version(),
-            **_installed(libraries),
-            **(device_versions or {}),
-        },
+        library_versions={"python": platform.python_version(), **_installed(HOST_LIBRARIES)},
         qnnfarm_version=own_version(),
         host=f"{platform.node()} ({platform.system()} {platform.machine()})",
         git_commit=state.commit,
@@ -88,15 +74,14 @@ class GitState(NamedTuple):
     branch: str | None = None
 
 
-def git_state(folder: Path, environ: Mapping[str, str] | None = None) -> GitState:
+def git_state(folder: Path) -> GitState:
     """Read the state of the repository around a folder."""
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     if not commit:
         return GitState()
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
     # CI jobs check out a commit, not a branch, and name the branch in their environment.
-    environ = os.environ if environ is None else environ
-    ci_branches = (value for name in _CI_BRANCHES if (value := environ.get(name)))
+    ci_branches = (value for name in _CI_BRANCHES if (value := os.environ.get(name)))
     branch = _git(folder, "symbolic-ref", "--quiet", "--short", "HEAD") or next(ci_branches, None)
     return GitState(commit, None if changes is None else bool(changes), branch)
 

@@ -54,7 +54,6 @@ def grade(
     throttled: int = 0,
     ungated: int = 0,
     unsettled: int = 0,
-    fewest_sessions: int = MIN_SESSIONS,
 ) -> Stability:
     """Grade one metric of one cell.
 
@@ -63,15 +62,14 @@ def grade(
         throttled: sessions in which the device throttled.
         ungated: sessions that did not wait for a temperature, or gave up waiting.
         unsettled: sessions whose warm-up did not end.
-        fewest_sessions: below them the grade is `?`.
     """
     with_values = [values for values in sessions if values]
     everything = [value for values in with_values for value in values]
     if not all(math.isfinite(value) and value >= 0 for value in everything):
         raise ValueError("only finite values of at least 0 can be graded")
-    if len(with_values) < fewest_sessions:
+    if len(with_values) < MIN_SESSIONS:
         reason = (
-            f"{pluralize(len(with_values), 'session')} of at least {fewest_sessions}: "
+            f"{pluralize(len(with_values), 'session')} of at least {MIN_SESSIONS}: "
             "spread between sessions is unknown"
         )
         return Stability("?", None, (reason,))

@@ -24,11 +24,9 @@ class Verdict(StrEnum):
     NO_VERDICT = "no verdict"
 
 
-def allowed_loss(
-    metric: Metric, threshold: float = THRESHOLD, perplexity_threshold: float = PERPLEXITY_THRESHOLD
-) -> float:
+def allowed_loss(metric: Metric) -> float:
     """Return the part that may be lost without a regression: of a perplexity far less."""
-    return perplexity_threshold if metric.key == PERPLEXITY else threshold
+    return PERPLEXITY_THRESHOLD if metric.key == PERPLEXITY else THRESHOLD
 
 
 def judge(

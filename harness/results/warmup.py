@@ -41,20 +41,17 @@ class Warmup:
     reason: str
 
 
-def detect_warmup(
-    values: Sequence[float], *, fewest: int = MIN_STEADY, tolerance: float = TOLERANCE
-) -> Warmup:
+def detect_warmup(values: Sequence[float], *, fewest: int = MIN_STEADY) -> Warmup:
     """Find the shortest start of the values after which they are steady.
 
     Args:
         values: of one metric, in the order in which they were measured.
         fewest: steady values to ask for, at least 2.
-        tolerance: differences that do not matter, as a part of the median.
     """
     if fewest < 2 or not all(math.isfinite(value) for value in values):
         raise ValueError("warm-up detection needs finite values, at least two of them steady")
     for start in range(len(values) - fewest + 1):
-        if _steady(values[start:], tolerance):
+        if _steady(values[start:]):
             reason = f"steady from repetition {start + 1} on" if start else "steady from the start"
             return Warmup(start, reached=True, reason=reason)
     if len(values) < fewest:
@@ -64,9 +61,9 @@ def detect_warmup(
     return Warmup(len(values) - fewest, reached=False, reason=reason)
 
 
-def _steady(values: Sequence[float], tolerance: float) -> bool:
+def _steady(values: Sequence[float]) -> bool:
     first, others = values[0], values[1:]
-    least = tolerance * abs(statistics.median(values))
+    least = TOLERANCE * abs(statistics.median(values))
     bound = _OUTLIER * _noise(others)
     if abs(first - statistics.median(others)) > max(least, min(bound, _MOST_FIRST * least)):
         return False

@@ -20,9 +20,9 @@ _MOST_EXHAUSTED = 14
 _SEED = 20
 
 
-def min_pairs(metrics: int = 1, *, error_rate: float = ERROR_RATE) -> int:
+def min_pairs(metrics: int = 1) -> int:
     """Compute the fewest pairs that can show a difference: fewer could all agree by chance."""
-    return math.ceil(math.log2(metrics / error_rate))
+    return math.ceil(math.log2(metrics / ERROR_RATE))
 
 
 def interval(differences: Sequence[float], share: float) -> tuple[float, float, float]:
