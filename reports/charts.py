@@ -227,7 +227,8 @@ def _line_name(group: SeriesGroup) -> str:
 
 
 def _quality_figure(groups: Sequence[SeriesGroup], against: str) -> Figure | None:
-    sizes = container_sizes(groups)
+    points = (point for group in groups for point in group.points)
+    sizes = {point.sha256: point.size_bytes / _MIB for point in points if point.size_bytes}
     metric = find_metric("perplexity")
     rows: list[tuple[Value, ...]] = []
     for one in groups:
@@ -267,16 +268,6 @@ def _quality_figure(groups: Sequence[SeriesGroup], against: str) -> Figure | Non
         tuple(sorted(rows, key=lambda row: (str(row[0]), row[2]))),
         _curve(columns, "x", title, metric_column(metric), log=False, line=False),
     )
-
-
-def container_sizes(groups: Sequence[SeriesGroup]) -> dict[str, float]:
-    """Return the size of each container on a device in MiB, as far as a deployment measured it."""
-    return {
-        point.sha256: point.size_bytes / _MIB
-        for one in groups
-        for point in one.points
-        if point.size_bytes
-    }
 
 
 def _curve(

@@ -5,24 +5,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.results.alerts import Alert, assess
+from harness.results.alerts import Alert
 from harness.results.comparison import ComparisonGroup
 from harness.results.device_health import DeviceHealth
 from harness.results.gate import Gate
-from harness.results.history import Series, find_series
+from harness.results.history import Series
 from harness.results.metrics import Metric, find_metric
 from harness.results.records import (
     ArtifactRecord,
     ComparisonRecord,
     RepetitionTelemetry,
     Run,
-    RunHead,
     RunMeans,
 )
 from harness.results.timeline import UNTRACED, Traces
 from reports import text
 from reports.changes import ShownChange
-from reports.history import SeriesGroup, group_series
+from reports.history import SeriesGroup
 from reports.summary import (
     SPEED_METRICS,
     STEP_METRICS,
@@ -106,15 +105,6 @@ class Results:
     location: str = "results.db"
     devices: tuple[DeviceHealth, ...] = ()
     kept: Mapping[str, KeptFiles] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, name: str, runs: Sequence[Run]) -> "Results":
-        """Wrap runs that are in memory with their measurements, oldest first."""
-        in_order = sorted(runs, key=lambda run: (run.created_at, run.id))
-        means = tuple(map(RunMeans.of, in_order))
-        series = find_series(means, [RunHead.of(run) for run in in_order])
-        groups, listing = group_series(series), list_runs(in_order)
-        return cls(name, means, groups, series, listing, tuple(in_order), assess(series, ()))
 
     @property
     def done(self) -> tuple[Run, ...]:

@@ -8,7 +8,14 @@ from harness.results.gate_formats import to_document as to_gate_document
 from harness.results.records import ContainerInfo, Run
 from reports.changes import ShownChange
 from reports.page import Page
-from reports.summary import FailureGroup, PerplexityRow, SummaryCell, SummaryRow, TaskRow
+from reports.summary import (
+    FailureGroup,
+    PerplexityRow,
+    ScoredRow,
+    SummaryCell,
+    SummaryRow,
+    TaskRow,
+)
 
 VERSION = 1
 """Increases when a key is removed or changes its meaning; new keys may be added without."""
@@ -65,20 +72,13 @@ def _alert(alert: Alert) -> dict[str, object]:
 
 def _row(row: SummaryRow) -> dict[str, object]:
     return {
-        "model": row.subject.model,
+        **_subject(row),
         "soc": row.subject.soc,
-        "target": row.subject.target,
-        "emulator": row.subject.emulator,
         "tool": row.subject.tool,
-        "runtime": row.subject.runtime or None,
-        "container_sha256": row.sha256,
-        **_container(row.container),
         "workload": row.label,
         "notes": list(row.notes),
-        "runs": [run.id for run in row.runs],
         "metrics": {key: _cell(cell) for key, cell in row.cells.items()},
         "perplexity": _values(row.perplexity) if row.perplexity else None,
-        "remarks": list(row.remarks),
         "output": row.output,
         "stability": row.grade or None,
         "sessions": len(row.runs),
@@ -102,34 +102,33 @@ def _cell(cell: SummaryCell) -> dict[str, object]:
 def _perplexity(row: PerplexityRow) -> dict[str, object]:
     definition = row.subject.scored
     return {
-        "model": row.subject.model,
-        "target": row.subject.target,
-        "emulator": row.subject.emulator,
+        **_subject(row),
         "tool": row.subject.tool,
-        "runtime": row.subject.runtime or None,
-        "container_sha256": row.container.sha256,
-        **_container(row.container),
         "dataset_sha256": row.subject.text or None,
         "definition": definition.model_dump() if definition else None,
-        "runs": [run.id for run in row.runs],
         **row.values,
-        "remarks": list(row.remarks),
     }
 
 
 def _task(row: TaskRow) -> dict[str, object]:
     return {
+        **_subject(row),
         "task": row.task,
+        "dataset_sha256": row.subject.text or None,
+        "settings": dict(row.settings),
+        "metrics": dict(row.values),
+    }
+
+
+def _subject(row: SummaryRow | ScoredRow) -> dict[str, object]:
+    return {
         "model": row.subject.model,
         "target": row.subject.target,
         "emulator": row.subject.emulator,
         "runtime": row.subject.runtime or None,
-        "container_sha256": row.container.sha256,
+        "container_sha256": row.container.sha256 if row.container else "",
         **_container(row.container),
-        "dataset_sha256": row.subject.text or None,
-        "settings": dict(row.settings),
         "runs": [run.id for run in row.runs],
-        "metrics": dict(row.values),
         "remarks": list(row.remarks),
     }
 

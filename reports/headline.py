@@ -6,10 +6,10 @@ suspected is it good. The page, its summary in a terminal and its JSON carry the
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypeVar
+from typing import Literal
 
 from harness.results.alerts import Alert
 from harness.results.gate import Gate
@@ -20,9 +20,9 @@ from harness.results.verdicts import Verdict
 from harness.words import percent, pluralize
 from reports.changes import ShownChange
 from reports.content import Results, Section
+from reports.summary import group_by
 from reports.text import listing
 
-Item = TypeVar("Item")
 MOST_NAMED = 3
 """Regressions and the like that are named; the tables have all."""
 RECENT = timedelta(hours=24)
@@ -114,16 +114,9 @@ def _explain(results: Results, changes: Sequence[ShownChange]) -> str:
 def _describe(alerts: Sequence[Alert]) -> Iterator[str]:
     """Yield the greatest losses with their alerts, those of one subject and night in one line."""
     greatest_first = sorted(alerts, key=lambda one: (-one.size, one.id))
-    for alike in _grouped(greatest_first, lambda one: (one.subject, one.began_at))[:MOST_NAMED]:
+    for _, alike in group_by(greatest_first, lambda one: (one.subject, one.began_at))[:MOST_NAMED]:
         losses = ", ".join(f"{one.metric.label} {one.loss} (alert {one.id})" for one in alike)
         yield f"{alike[0].name}, since {alike[0].began_at:%Y-%m-%d}: {losses}"
-
-
-def _grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
-    groups: dict[Hashable, list[Item]] = {}
-    for one in items:
-        groups.setdefault(key(one), []).append(one)
-    return list(groups.values())
 
 
 def _describe_gate(gate: Gate) -> Iterator[str]:
@@ -144,7 +137,7 @@ def _others(changes: Sequence[ShownChange]) -> Iterator[str]:
 
 
 def _describe_suspects(suspects: Sequence[ShownChange]) -> Iterator[str]:
-    for alike in _grouped(suspects, lambda one: one.series.subject)[:MOST_NAMED]:
+    for _, alike in group_by(suspects, lambda one: one.series.subject)[:MOST_NAMED]:
         losses = ", ".join(f"{one.series.metric.label} {percent(one.ratio - 1)}" for one in alike)
         name = alike[0].series.name
         yield f"{name}, last night only: {losses}; the next night will tell"

@@ -26,11 +26,12 @@ from harness.results import gate_formats
 from harness.results.gate import GateCell
 from harness.results.identity import describe_clocks, device_name, place
 from harness.results.metrics import METRICS, Metric, summarise
+from harness.results.provenance import own_version
 from harness.results.records import Run
 from harness.words import NO_VALUE, percent, pluralize
 from reports import figures, text
 from reports.changes import SPARK_POINTS
-from reports.errors import ReportError
+from reports.errors import cannot_write
 from reports.figures import Figure, Spec, Value
 from reports.history import commit_range
 from reports.page import Page, RunPage, brief_results
@@ -103,11 +104,6 @@ def vega_script() -> str:
             pass  # a cache that cannot be written only costs time
     escaped = bundle.replace("</script", "<\\/script")
     return f"(()=>{{{escaped}\n}})();"
-
-
-def qnnfarm_version() -> str:
-    """Return the version that made a report."""
-    return importlib.metadata.version("qnnfarm")
 
 
 def _digest(script: str) -> str:
@@ -206,7 +202,7 @@ def _render(
         means=lambda run_id: brief_results(means[run_id]),
         trend=_Trends(page),
         generated_at=generated_at,
-        version=qnnfarm_version(),
+        version=own_version(),
     )
 
 
@@ -294,7 +290,7 @@ def _environment() -> jinja2.Environment:
         "commits": commit_range,
         "percent": percent,
         "shorten": text.shorten,
-        "positions": text.positions,
+        "positions": text.POSITIONS.__getitem__,
         "graphs": text.graphs,
         "device_name": device_name,
         "clocks": describe_clocks,
@@ -345,11 +341,11 @@ def check_path(path: Path) -> None:
     """Refuse a path that cannot become a file; folders are not created."""
     try:
         if path.is_dir():
-            raise ReportError(f"cannot write {path}: it is a folder")
+            raise cannot_write(path, "it is a folder")
         if not path.absolute().parent.is_dir():
-            raise ReportError(f"cannot write {path}: its folder does not exist")
+            raise cannot_write(path, "its folder does not exist")
     except OSError as error:
-        raise ReportError(f"cannot write {path}: {error.strerror or str(error)}") from error
+        raise cannot_write(path, error) from error
 
 
 def write(html: str, path: Path) -> None:
@@ -358,4 +354,4 @@ def write(html: str, path: Path) -> None:
     try:
         atomic_write_bytes(path, html.encode())
     except OSError as error:
-        raise ReportError(f"cannot write {path}: {error.strerror or str(error)}") from error
+        raise cannot_write(path, error) from error

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from harness.errors import ArtifactError
 from harness.results.alerts import Alert, assess, list_alerts
@@ -22,7 +22,7 @@ from reports.changes import ShownChange, find_changes
 from reports.content import TITLES, KeptFiles, Kind, Results, Section, list_runs
 from reports.devices import DeviceUse, device_figures, find_device_use
 from reports.figures import Figure
-from reports.headline import Headline, judge_page
+from reports.headline import RECENT, Headline, judge_page
 from reports.history import find_present, find_runs_before, group_series
 from reports.summary import FailureGroup
 from reports.timeline import energy_per_token, timeline_figure, trace_address
@@ -34,8 +34,6 @@ LOG_BYTES = 4000
 """The end of a log that a report shows."""
 MOST_PRESENT = 1000
 """Sessions behind the summary, the newest ones."""
-RECENT = timedelta(hours=24)
-"""A failure this long before the newest run belongs to the verdict."""
 _BRIEF_METRICS = (
     "prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "embed_s", "inference_s",
     "perplexity", "kl_divergence", "cosine_float", "accuracy", "prompts_strict",

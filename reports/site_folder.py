@@ -10,10 +10,11 @@ from datetime import datetime
 from pathlib import Path
 
 from buildlib.files import atomic_write_bytes
+from harness.results.provenance import own_version
 from harness.results.records import Run
 from harness.results.store import ResultsStore
 from reports import html_file, page
-from reports.errors import ReportError
+from reports.errors import cannot_write
 from reports.history import find_runs_before
 from reports.page import Page
 
@@ -86,18 +87,18 @@ def _check(folder: Path) -> None:
     """Refuse a folder that is no site: its files would be mixed with others."""
     try:
         if folder.exists() and not folder.is_dir():
-            raise ReportError(f"cannot write {folder}: it is a file")
+            raise cannot_write(folder, "it is a file")
         if folder.is_dir() and any(folder.iterdir()) and not (folder / "assets").is_dir():
-            raise ReportError(f"cannot write {folder}: it is a folder with other files in it")
+            raise cannot_write(folder, "it is a folder with other files in it")
         if not folder.absolute().parent.is_dir():
-            raise ReportError(f"cannot write {folder}: the folder around it does not exist")
+            raise cannot_write(folder, "the folder around it does not exist")
     except OSError as error:
-        raise ReportError(f"cannot write {folder}: {error.strerror or str(error)}") from error
+        raise cannot_write(folder, error) from error
 
 
 def _stamp() -> str:
     assets = html_file.load_assets()
-    content = repr((html_file.qnnfarm_version(), assets))
+    content = repr((own_version(), assets))
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -113,4 +114,4 @@ def _write(path: Path, content: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_bytes(path, content.encode())
     except OSError as error:
-        raise ReportError(f"cannot write {path}: {error.strerror or str(error)}") from error
+        raise cannot_write(path, error) from error

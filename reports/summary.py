@@ -249,7 +249,7 @@ class FailureGroup:
 
 def group_failures(runs: Iterable[Run]) -> tuple[FailureGroup, ...]:
     """Put runs together that failed alike, wherever and whenever; the newest group is last."""
-    groups = [FailureGroup(group) for _, group in _grouped(runs, _failure)]
+    groups = [FailureGroup(group) for _, group in group_by(runs, _failure)]
     return tuple(sorted(groups, key=lambda group: (group.newest.created_at, group.newest.id)))
 
 
@@ -273,7 +273,7 @@ def perplexities(
         for run in runs
         if any(run.values(key) for key in (PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED))
     ]
-    groups = _grouped(with_perplexity, lambda run: (_built(run), told.get(run.id, ())))
+    groups = group_by(with_perplexity, lambda run: (_built(run), told.get(run.id, ())))
     rows = [_perplexity(subject, group) for ((subject, _), _), group in groups]
     rows.sort(key=lambda row: row.runs[-1].created_at, reverse=True)
     return tuple(sorted(rows, key=lambda row: _order(row.subject, row.container)))
@@ -288,7 +288,7 @@ def task_rows(
         told: as for `summarise`.
     """
     scored = [run for run in runs if run.kind == "evaluate"]
-    groups = _grouped(scored, lambda run: (_built(run), told.get(run.id, ())))
+    groups = group_by(scored, lambda run: (_built(run), told.get(run.id, ())))
     rows = []
     for ((subject, _), changes), group in groups:
         same, left_out = _like_newest(group)
@@ -307,10 +307,10 @@ def summarise(
         told: remarks by the id of a run; those of a row have the same.
     """
     scores = perplexities(runs, told)
-    groups = _grouped(speed_runs(runs), lambda run: (_built(run), told.get(run.id, ())))
+    groups = group_by(speed_runs(runs), lambda run: (_built(run), told.get(run.id, ())))
     # There may be thousands, so only those of one container and device are compared.
-    scored = dict(_grouped(scores, lambda row: (row.subject.without_test, row.container.sha256)))
-    alike = dict(_grouped(groups, lambda group: _display_key(group[0][0])))
+    scored = dict(group_by(scores, lambda row: (row.subject.without_test, row.container.sha256)))
+    alike = dict(group_by(groups, lambda group: _display_key(group[0][0])))
     rows, with_speed = [], set[tuple[Subject, str]]()
     for (key, changes), group in groups:
         here = key[0].without_test, key[1]
@@ -537,9 +537,10 @@ def _perplexity(subject: Subject, group: Sequence[Run]) -> PerplexityRow:
     return PerplexityRow(subject, runs, values, tuple(remarks))
 
 
-def _grouped(
+def group_by(
     items: Iterable[Item], key: Callable[[Item], Key]
 ) -> list[tuple[Key, tuple[Item, ...]]]:
+    """Group items by a key, each group and its items in the order in which they come."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

@@ -70,11 +70,6 @@ def _scalar(value: JsonScalar) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def positions(scored: Positions) -> str:
-    """Describe the scored positions."""
-    return POSITIONS[scored]
-
-
 def listing(names: tuple[str, ...]) -> str:
     """Join names: `a`, `a and b`, `a, b and c`."""
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)

@@ -189,18 +189,6 @@ def store_runs(store: ResultsStore, found: Imported) -> Imported:
     return replace(found, runs=runs, known=len(found.runs) - len(runs))
 
 
-def import_file(
-    store: ResultsStore,
-    path: Path,
-    facts: ImportFacts | None = None,
-    *,
-    tool: Tool | None = None,
-    skip: bool = False,
-) -> Imported:
-    """Read a file of another tool, and store its new runs."""
-    return store_runs(store, read_runs(path, facts, tool=tool, skip=skip))
-
-
 def _read(path: Path) -> tuple[bytes, datetime]:
     try:
         with path.open("rb") as file:

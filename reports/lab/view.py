@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 import jinja2
 
 from harness.pool.status import MemberStatus
+from harness.results.provenance import own_version
 from reports import text
-from reports.html_file import make_environment, qnnfarm_version, read_template
+from reports.html_file import make_environment, read_template
 from reports.lab.board import Board
 
 SECTIONS = ("verdict", "broken", "alerts", "plans", "running", "waiting", "hosts", "counts")
@@ -78,14 +79,14 @@ def render_page(view: View, *, user: str, acts: bool, signs_in: bool) -> str:
     """
     template = _environment().get_template("lab.html.j2")
     return template.render(
-        view=view, user=user, acts=acts, signs_in=signs_in, version=qnnfarm_version()
+        view=view, user=user, acts=acts, signs_in=signs_in, version=own_version()
     )
 
 
 def render_sign_in(reason: str) -> str:
     """Render the form that asks for a token."""
     template = _environment().get_template("lab_sign_in.html.j2")
-    return template.render(reason=reason, version=qnnfarm_version())
+    return template.render(reason=reason, version=own_version())
 
 
 def read_style() -> str:

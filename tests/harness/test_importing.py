@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from harness.cli.results import app
 from harness.errors import HarnessError, HostFileError
-from harness.importing.importer import Imported, ImportFacts, Tool, import_file, read_runs
+from harness.importing.importer import Imported, ImportFacts, Tool, read_runs, store_runs
 from harness.results import frames
 from harness.results.alerts import review_new
 from harness.results.gate import judge_gate
@@ -33,9 +34,8 @@ def read(name: str, facts: ImportFacts | None = None) -> Imported:
     return read_runs(FILES / name, facts)
 
 
-def only(name: str, facts: ImportFacts | None = None) -> Run:
-    (run,) = read(name, facts).runs
-    return run
+def import_file(store: ResultsStore, path: Path, facts: ImportFacts | None = None) -> Imported:
+    return store_runs(store, read_runs(path, facts))
 
 
 @pytest.mark.parametrize("name", ["llama-bench.json", "llama-bench.jsonl"])
@@ -128,114 +128,129 @@ def test_llama_bench_of_both_phases_behind_a_depth() -> None:
     assert (work.prompt_tokens, work.max_new_tokens, work.depth_tokens) == (512, 128, 512)
 
 
-def test_a_genie_profile() -> None:
-    run = only(
-        "genie-profile.json", ImportFacts(model="llama", precision="W4A16", device="phone-3")
-    )
-    assert run.values("prefill_tokens_per_s") == (1280.5,)
-    assert run.values("ttft_s") == pytest.approx((0.0512,))
-    assert run.values("init_s") == pytest.approx((1.22,))
-    assert (run.container.model, run.container.precision) == ("llama", "W4A16")
-    assert (run.device.serial, run.workload.runner) == ("phone-3", "genie-t2t-run")
-
-
 def test_each_query_of_a_genie_profile_has_its_own_time() -> None:
     """A phone's clock counts from its start: the last query ended when the file was written."""
     first, second = read("genie-queries.json", ImportFacts(created_at=LATER)).runs
-    assert first.values("decode_tokens_per_s") == (38.52,)
-    assert second.values("decode_tokens_per_s") == (17.5,)
     assert first.values("init_s") == pytest.approx((1.124713,))
     assert second.values("init_s") == ()
-    assert (first.workload.prompt_tokens, second.workload.prompt_tokens) == (823, 64)
     assert (LATER - first.created_at).total_seconds() == pytest.approx(60)
     assert (LATER - second.created_at).total_seconds() == pytest.approx(2)
 
 
-def test_a_cell_of_geniex_bench() -> None:
-    run = only("geniex-bench.json")
-    assert run.values("ttft_s") == pytest.approx((0.049758, 0.0474, 0.0521))
-    assert run.values("prefill_tokens_per_s") == (102.1, 110.3, 98.0)
-    assert run.values("decode_tokens_per_s") == (60.9, 62.5, 58.1)
-    assert (run.workload.prompt_tokens, run.workload.max_new_tokens) == (42, 128)
-    assert run.workload.sampler["n_threads"] == 4
-    assert (run.container.model, run.device.model) == ("Qwen_Qwen3-0.6B-Q4_0", "npu (llama_cpp)")
-    assert run.labels == {"cell": "Qwen3-0.6B-llama_cpp-npu"}
-
-
-def test_what_executorchs_benchmark_app_writes() -> None:
-    vision, llama = read("executorch-app.json").runs
-    assert vision.values("inference_s") == pytest.approx((0.00125,))
-    assert vision.values("init_s") == pytest.approx((0.0335,))
-    assert llama.values("decode_tokens_per_s") == (38.5,)
-    assert llama.values("elapsed_s") == pytest.approx((4.0005,))
-    assert (vision.container.model, vision.container.precision) == ("mv2", "q8")
-    assert vision.device.model == "samsung SM-S921B, Android 14, qnn"
-
-
-def test_records_of_pytorchs_benchmark_database() -> None:
-    npu, cpu = read("executorch-database.json").runs
-    assert npu.values("inference_s") == pytest.approx((0.00125, 0.0015))
-    assert npu.values("init_s") == pytest.approx((0.0335,))
-    assert npu.created_at.isoformat() == "2025-07-20T08:26:40+00:00"
-    assert npu.provenance.toolchain_versions == {"executorch": "abc123"}
-    assert npu.device.model == "samsung_galaxy_s24, Android 14, qnn_q8"
-    assert cpu.values("inference_s") == pytest.approx((0.009,))
-
-
-def test_an_ai_hub_profile() -> None:
-    run = only("ai-hub-profile.json")
-    assert run.values("inference_s") == pytest.approx((0.003652, 0.0037, 0.0041))
-    assert run.values("first_load_s") == pytest.approx((1.374293,))
-    assert run.values("init_s") == pytest.approx((0.277823,))
-    assert run.values("inference_peak_bytes") == (39406752.0,)
-    assert run.workload.sampler == {"layers on CPU": 1, "layers on NPU": 1}
-
-
-def test_a_log_of_qnn_llama_runner() -> None:
-    """The rates are those that the log itself prints further down."""
-    run = only("qnn-llama-runner.log")
-    assert run.values("prefill_tokens_per_s") == pytest.approx((553.571429,))
-    assert run.values("decode_tokens_per_s") == pytest.approx((53.993251,))
-    assert run.values("init_s") == pytest.approx((0.887,))
-    assert run.values("ttft_s") == pytest.approx((0.056,))
-    assert (run.container.model, run.workload.runner) == ("hybrid_llama_qnn", "qnn_llama_runner")
-    assert run.workload.prompt_tokens == 31
-    assert run.created_at.isoformat() == "2025-01-07T06:21:56.307000+00:00"
-
-
-@pytest.mark.parametrize(
-    ("name", "inference", "load"),
-    [
-        ("etdump.txt", 0.0011259, 3.8477e-5),
-        ("etdump-box.txt", 0.00465, 0.0874802),
-        ("etdump.tsv", 9.88706e-05, 2.2762e-05),
-        ("qnn-executor-runner.log", 0.00365, None),
+Expected = tuple[dict[str, tuple[float, ...]], dict[str, object]]
+FORMATS: dict[str, list[Expected]] = {
+    "genie-profile.json": [
+        (
+            {"prefill_tokens_per_s": (1280.5,), "ttft_s": (0.0512,), "init_s": (1.22,)},
+            {"container.model": "genie-profile", "workload.runner": "genie-t2t-run"},
+        )
     ],
-)
-def test_figures_of_an_etdump(name: str, inference: float, load: float | None) -> None:
-    run = only(name)
-    assert run.values("inference_s") == pytest.approx((inference,))
-    assert run.values("init_s") == pytest.approx(() if load is None else (load,))
+    "genie-queries.json": [
+        ({"decode_tokens_per_s": (38.52,)}, {"workload.prompt_tokens": 823}),
+        ({"decode_tokens_per_s": (17.5,)}, {"workload.prompt_tokens": 64}),
+    ],
+    "geniex-bench.json": [
+        (
+            {
+                "ttft_s": (0.049758, 0.0474, 0.0521),
+                "prefill_tokens_per_s": (102.1, 110.3, 98.0),
+                "decode_tokens_per_s": (60.9, 62.5, 58.1),
+            },
+            {
+                "workload.prompt_tokens": 42, "workload.max_new_tokens": 128,
+                "container.model": "Qwen_Qwen3-0.6B-Q4_0", "device.model": "npu (llama_cpp)",
+                "labels": {"cell": "Qwen3-0.6B-llama_cpp-npu"},
+            },
+        )
+    ],
+    "executorch-app.json": [
+        (
+            {"inference_s": (0.00125,), "init_s": (0.0335,)},
+            {
+                "container.model": "mv2", "container.precision": "q8",
+                "device.model": "samsung SM-S921B, Android 14, qnn",
+            },
+        ),
+        ({"decode_tokens_per_s": (38.5,), "elapsed_s": (4.0005,)}, {}),
+    ],
+    "executorch-database.json": [
+        (
+            {"inference_s": (0.00125, 0.0015), "init_s": (0.0335,)},
+            {
+                "created_at": datetime(2025, 7, 20, 8, 26, 40, tzinfo=UTC),
+                "provenance.toolchain_versions": {"executorch": "abc123"},
+                "device.model": "samsung_galaxy_s24, Android 14, qnn_q8",
+            },
+        ),
+        ({"inference_s": (0.009,)}, {}),
+    ],
+    "ai-hub-profile.json": [
+        (
+            {
+                "inference_s": (0.003652, 0.0037, 0.0041), "first_load_s": (1.374293,),
+                "init_s": (0.277823,), "inference_peak_bytes": (39406752.0,),
+            },
+            {"workload.sampler": {"layers on CPU": 1, "layers on NPU": 1}},
+        )
+    ],
+    # The rates are those that the log itself prints further down.
+    "qnn-llama-runner.log": [
+        (
+            {
+                "prefill_tokens_per_s": (553.571429,), "decode_tokens_per_s": (53.993251,),
+                "init_s": (0.887,), "ttft_s": (0.056,),
+            },
+            {
+                "container.model": "hybrid_llama_qnn", "workload.runner": "qnn_llama_runner",
+                "workload.prompt_tokens": 31,
+                "created_at": datetime(2025, 1, 7, 6, 21, 56, 307000, tzinfo=UTC),
+            },
+        )
+    ],
+    "etdump.txt": [({"inference_s": (0.0011259,), "init_s": (3.8477e-5,)}, {})],
+    "etdump-box.txt": [({"inference_s": (0.00465,), "init_s": (0.0874802,)}, {})],
+    "etdump.tsv": [({"inference_s": (9.88706e-05,), "init_s": (2.2762e-05,)}, {})],
+    "qnn-executor-runner.log": [({"inference_s": (0.00365,), "init_s": ()}, {})],
+    "mllm-llm-benchmark.log": [
+        (
+            {
+                "prefill_tokens_per_s": (141.84618, 140.3595, 138.54239),
+                "decode_tokens_per_s": (78.11022, 77.60929, 76.48289),
+            },
+            {
+                "workload.prompt_tokens": 128, "workload.max_new_tokens": 64,
+                "container.model": "qwen3-w4a32-kai",
+                "provenance.toolchain_versions": {"mllm": "abc123def456"},
+            },
+        ),
+        ({"ttft_s": (1.8005,)}, {"workload.prompt_tokens": 256}),
+    ],
+    "mllm-summary.log": [
+        (
+            {
+                "prefill_tokens_per_s": (640.0,), "decode_tokens_per_s": (15.5,),
+                "ttft_s": (0.101,),
+            },
+            {"workload.prompt_tokens": 64},
+        )
+    ],
+    "mllm-npu-demo.log": [({"prefill_tokens_per_s": (102.256,)}, {})],
+}  # fmt: skip
 
 
-def test_a_log_of_mllm_llm_benchmark() -> None:
-    short, long = read("mllm-llm-benchmark.log").runs
-    assert short.values("prefill_tokens_per_s") == (141.84618, 140.3595, 138.54239)
-    assert short.values("decode_tokens_per_s") == (78.11022, 77.60929, 76.48289)
-    assert short.values("ttft_s")[0] == pytest.approx(0.90238605)
-    assert (short.workload.prompt_tokens, short.workload.max_new_tokens) == (128, 64)
-    assert (long.workload.prompt_tokens, long.values("ttft_s")) == (256, (1.8005,))
-    assert short.container.model == "qwen3-w4a32-kai"
-    assert short.provenance.toolchain_versions == {"mllm": "abc123def456"}
+@pytest.mark.parametrize("name", FORMATS)
+def test_other_tools(name: str) -> None:
+    runs = read(name).runs
+    for run, (metrics, facts) in zip(runs, FORMATS[name], strict=True):
+        for key, values in metrics.items():
+            assert run.values(key) == pytest.approx(values), key
+        assert {path: attrgetter(path)(run) for path in facts} == facts
 
 
-def test_summaries_of_mllm() -> None:
-    summary = only("mllm-summary.log")
-    assert summary.values("prefill_tokens_per_s") == (640.0,)
-    assert summary.values("decode_tokens_per_s") == (15.5,)
-    assert summary.values("ttft_s") == pytest.approx((0.101,))
-    assert summary.workload.prompt_tokens == 64
-    assert only("mllm-npu-demo.log").values("prefill_tokens_per_s") == (102.256,)
+def test_facts_of_the_user_come_before_those_of_the_file() -> None:
+    (run,) = read("genie-profile.json", ImportFacts("llama", "W4A16", "phone-3")).runs
+    assert (run.container.model, run.container.precision) == ("llama", "W4A16")
+    assert run.device.serial == "phone-3"
 
 
 def damaged(tmp_path: Path, name: str, old: str, new: str) -> Path:

@@ -1,11 +1,14 @@
 """Sample results in a real store. Every number here is made up: no device gave any of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from harness.results.alerts import assess
+from harness.results.history import find_series
 from harness.results.metrics import Measurement
 from harness.results.records import (
     ContainerInfo,
@@ -13,9 +16,19 @@ from harness.results.records import (
     PerplexityDefinition,
     Provenance,
     Run,
+    RunHead,
+    RunMeans,
     WorkloadRecord,
 )
 from harness.results.store import ResultsStore
+from reports import html_file
+from reports.content import Results, list_runs
+from reports.history import group_series
+from reports.page import Page, compose
+from tests.system import program
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 PROMPT = (
@@ -28,6 +41,36 @@ TEXT = (
 )
 Values = Mapping[str, Sequence[float]]
 MakeStore = Callable[[Sequence[Run]], Path]
+
+
+def changed(run: Run, **changes: object) -> Run:
+    """The run with other values in its parts: `provenance__host="x"`."""
+    for path, value in changes.items():
+        part, _, name = path.partition("__")
+        whole = getattr(run, part).model_copy(update={name: value}) if name else value
+        run = run.model_copy(update={part: whole})
+    return run
+
+
+def results_of(runs: Iterable[Run]) -> Results:
+    """Results of runs that no database has."""
+    ordered = sorted(runs, key=lambda run: (run.created_at, run.id))
+    measured = tuple(map(RunMeans.of, ordered))
+    series = find_series(measured, [RunHead.of(run) for run in ordered])
+    groups, listing = group_series(series), list_runs(ordered)
+    return Results(
+        "results.db", measured, groups, series, listing, tuple(ordered), assess(series, ())
+    )
+
+
+def composed(runs: Iterable[Run]) -> Page:
+    """The page of runs that no database has."""
+    return compose(results_of(runs))
+
+
+def html_of(runs: Iterable[Run]) -> str:
+    """The report of runs that no database has."""
+    return html_file.render(composed(runs), START + timedelta(days=1))
 
 
 class Sample:
@@ -194,6 +237,17 @@ def mixed_runs() -> list[Run]:
         older.run(number + 5, "perplexity", {}, status="interrupted"),
     ]
     return runs
+
+
+@pytest.fixture(scope="session")
+def browser() -> "Iterator[Chrome]":
+    """One Chromium for all tests of pages; its logs are read before a page is opened."""
+    from tools import screenshots  # with Selenium, which most tests do not need
+
+    program("chromium"), program("chromedriver")
+    logs = {"goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
+    with screenshots.open_browser("disable-component-update", "disable-sync", **logs) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

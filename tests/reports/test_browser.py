@@ -1,7 +1,7 @@
 """The report in a real browser: figures can be read, nothing is asked of the network, it fits."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,41 +17,42 @@ from reports import content, html_file, page, site_folder
 from suites.nightly.archive import Archive
 from suites.nightly.night import Night, NightFailure, Regression, judge_night
 from tests.reports import lab
-from tests.reports.conftest import Sample, perplexity, speeds
-from tests.system import program
+from tests.reports.conftest import START, MakeStore, Sample, perplexity, speeds
 from tools import screenshots
 
 pytestmark = pytest.mark.first
-MakeStore = Callable[[Sequence[Run]], Path]
 Samples = Mapping[str, list[Run]]
+Load = Callable[..., str]
 HOSTILE = (
     "\n</pre><script>document.title='owned'</script><img src='http://127.0.0.1:9/x.png' "
     "onerror=\"document.title='owned'\"> <b>bold</b> &amp; \u202e\x00"
 )
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chrome]:
-    program("chromium"), program("chromedriver")
-    logs = {"goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
-    with screenshots.open_browser("disable-component-update", "disable-sync", **logs) as opened:
-        yield opened
-
-
 @pytest.fixture
-def load(browser: Chrome, make_store: MakeStore, tmp_path: Path) -> Callable[[list[Run]], str]:
+def load(browser: Chrome, make_store: MakeStore, tmp_path: Path) -> Load:
     """Writes a report of the runs and opens it; gives its address."""
 
-    def write_and_open(runs: list[Run]) -> str:
-        path = tmp_path / "report.html"
-        composed = page.compose(page.load(str(make_store(runs))))
-        html_file.write(html_file.render(composed, datetime.now(UTC)), path)
+    def write_and_open(
+        runs: Sequence[Run], fill: Callable[[ResultsStore], None] = lambda _: None
+    ) -> str:
+        path, database = tmp_path / "report.html", make_store(runs)
+        with ResultsStore.open(database) as store:
+            fill(store)
+        composed = page.compose(page.load(str(database)))
+        html_file.write(html_file.render(composed, START), path)
+        browser.get("about:blank")
         for log in ("browser", "performance"):
             browser.get_log(log)  # type: ignore[no-untyped-call]
         browser.get(path.as_uri())
         return path.as_uri()
 
     return write_and_open
+
+
+def add_sessions(store: ResultsStore) -> None:
+    """Add a cell's sessions, with telemetry."""
+    lab.add_telemetry(store, lab.sessions())
 
 
 def complaints(browser: Chrome) -> list[Any]:
@@ -114,9 +115,7 @@ def check_fit(browser: Chrome, widths: Sequence[int], addresses: Sequence[str] =
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_a_figure_can_be_read(
-    browser: Chrome, load: Callable[[list[Run]], str], samples: Samples
-) -> None:
+def test_a_figure_can_be_read(browser: Chrome, load: Load, samples: Samples) -> None:
     address = load(samples["emulator"])
     cell = browser.find_element(
         By.CSS_SELECTOR,
@@ -141,18 +140,10 @@ def test_a_figure_can_be_read(
     assert requests(browser) <= {address}
 
 
-def test_telemetry_and_comparisons_fit_and_stay_silent(browser: Chrome, tmp_path: Path) -> None:
-    database, path = tmp_path / "results.db", tmp_path / "report.html"
-    with ResultsStore.open(database) as store:
-        lab.add_telemetry(store, lab.sessions())
-        for run in lab.comparison():
-            store.write_run(run)
-    composed = page.compose(page.load(str(database)))
-    html_file.write(html_file.render(composed, datetime.now(UTC)), path)
-    complaints(browser)
-    browser.get(path.as_uri())
+def test_telemetry_and_comparisons_fit_and_stay_silent(browser: Chrome, load: Load) -> None:
+    address = load(lab.comparison(), add_sessions)
     assert browser.find_element(By.CSS_SELECTOR, "[data-verdict=regressed]").is_displayed()
-    show(browser, path.as_uri(), f"run-{lab.sessions()[0].id}")
+    show(browser, address, f"run-{lab.sessions()[0].id}")
     charts = browser.find_elements(By.CSS_SELECTOR, ".page:target .canvas svg")
     assert len(charts) == 2
     assert "temp_c:zone-8" in charts[0].text
@@ -161,32 +152,25 @@ def test_telemetry_and_comparisons_fit_and_stay_silent(browser: Chrome, tmp_path
 
 
 def test_no_part_of_the_page_scrolls_sideways(
-    browser: Chrome, tmp_path: Path, samples: Samples
+    browser: Chrome, load: Load, samples: Samples
 ) -> None:
     """All parts at once: grades, unchecked outputs, comparisons, telemetry, conditions, gaps."""
-    database, path = tmp_path / "results.db", tmp_path / "report.html"
-    with ResultsStore.open(database) as store:
-        lab.add_telemetry(store, lab.sessions())
-        phone = Sample("SM8750", emulator=False, model="Llama-3.2-1B")
-        uncertain = {**perplexity(17.966, 17.5, 17.9), "perplexity_error": [2.356]}
-        scored = phone.run(300, "perplexity", uncertain)
-        for run in (*samples["mixed"], *lab.comparison(), scored):
-            store.write_run(run)
-    composed = page.compose(page.load(str(database)))
-    html_file.write(html_file.render(composed, datetime.now(UTC)), path)
-    browser.get(path.as_uri())
+    phone = Sample("SM8750", emulator=False, model="Llama-3.2-1B")
+    uncertain = {**perplexity(17.966, 17.5, 17.9), "perplexity_error": [2.356]}
+    scored = phone.run(300, "perplexity", uncertain)
+    address = load((*samples["mixed"], *lab.comparison(), scored), add_sessions)
     browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
     for part in (".grade", "[data-output]", "[data-verdict]", ".canvas", ".conditions", "#gaps"):
         assert browser.find_elements(By.CSS_SELECTOR, part), part
     failed, heated = samples["mixed"][6].id, lab.sessions()[3].id
     pages = ("overview", "history", "curves", "runs", "compare", "devices")
     anchors = (*pages, f"run-{failed}", f"run-{heated}")
-    addresses = [f"{path.as_uri()}#{anchor}" for anchor in anchors]
+    addresses = [f"{address}#{anchor}" for anchor in anchors]
     check_fit(browser, (1920, 1100, 800, 360), addresses)
 
 
 def test_runs_in_one_line_fit_and_are_found(
-    browser: Chrome, load: Callable[[list[Run]], str], monkeypatch: pytest.MonkeyPatch
+    browser: Chrome, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(content.list_runs, "__defaults__", (4,))  # of 200
     phone = Sample("SM8750", emulator=True, model="a-model-with-a-rather-long-name")
@@ -201,11 +185,10 @@ def test_runs_in_one_line_fit_and_are_found(
 
 
 def test_hostile_text_names_and_logs_are_only_text(
-    browser: Chrome, tmp_path: Path, samples: Samples
+    browser: Chrome, load: Load, samples: Samples
 ) -> None:
     """The same text wherever text from outside can be; every page is opened, and its charts."""
-    path, database = tmp_path / "report.html", tmp_path / "results.db"
-    runs = []
+    runs: list[Run] = []
     for run in (*samples["emulator"], *lab.comparison()):
         data = run.model_dump()
         data["container"] |= {"model": HOSTILE, "target": HOSTILE}
@@ -224,19 +207,17 @@ def test_hostile_text_names_and_logs_are_only_text(
             for number in range(3)
         ]
     heat = TelemetrySeries("temp_c:<img src=x>", "degC", (0.0, 1.0, 2.0), (40.0, 41.0, 39.0))
-    with ResultsStore.open(database) as store:
+
+    def fill(store: ResultsStore) -> None:
         for run in runs:
             recorder = store.begin_run(run)
             recorder.generated_text = HOSTILE
             recorder.add_artifact("<b>runner</b>.log", HOSTILE.encode(), "log")
             recorder.add_telemetry([heat], repetition=0)
             recorder.finish()
-    composed = page.compose(page.load(str(database)))
-    html_file.write(html_file.render(composed, datetime.now(UTC)), path)
-    for log in ("browser", "performance"):
-        browser.get_log(log)  # type: ignore[no-untyped-call]
-    address = path.as_uri()
-    newest = composed.run_pages[0].run.id
+
+    address = load([], fill)
+    newest = max(runs, key=lambda run: (run.created_at, run.id)).id
     for anchor in ("overview", "history", "curves", "runs", "compare", "devices", f"run-{newest}"):
         show(browser, address, anchor)
         assert browser.title != "owned"
@@ -253,7 +234,7 @@ def test_hostile_text_names_and_logs_are_only_text(
 
 
 def test_without_scripts_every_page_and_table_is_there(
-    browser: Chrome, load: Callable[[list[Run]], str], samples: Samples
+    browser: Chrome, load: Load, samples: Samples
 ) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
@@ -271,7 +252,7 @@ def test_without_scripts_every_page_and_table_is_there(
 
 
 def test_figures_are_copied_as_command_csv_and_markdown(
-    browser: Chrome, load: Callable[[list[Run]], str], samples: Samples
+    browser: Chrome, load: Load, samples: Samples
 ) -> None:
     run = samples["emulator"][0]
     address = load(samples["emulator"])
@@ -289,9 +270,7 @@ def test_figures_are_copied_as_command_csv_and_markdown(
     assert markdown == figure.to_markdown()
 
 
-def test_a_history_is_zoomed_by_buttons_and_fingers(
-    browser: Chrome, load: Callable[[list[Run]], str]
-) -> None:
+def test_a_history_is_zoomed_by_buttons_and_fingers(browser: Chrome, load: Load) -> None:
     phone = Sample("SM8750", emulator=False, model="Llama-3.2-1B")
     nights = []
     for number in range(32):
@@ -335,7 +314,7 @@ def test_a_history_is_zoomed_by_buttons_and_fingers(
     assert complaints(browser) == []
 
 
-def test_two_runs_stand_side_by_side(browser: Chrome, load: Callable[[list[Run]], str]) -> None:
+def test_two_runs_stand_side_by_side(browser: Chrome, load: Load) -> None:
     address = load(lab.comparison())
     browser.get(f"{address}#compare")
     rows = browser.find_elements(By.CSS_SELECTOR, "#side-by-side tbody tr")
@@ -367,7 +346,7 @@ def test_a_site_works_from_a_folder(browser: Chrome, tmp_path: Path, samples: Sa
 
 
 def test_the_policy_stops_what_would_slip_through(
-    browser: Chrome, load: Callable[[list[Run]], str], samples: Samples
+    browser: Chrome, load: Load, samples: Samples
 ) -> None:
     address = load(samples["emulator"])
     # All is said of the image once it has failed.
@@ -385,9 +364,7 @@ def test_the_policy_stops_what_would_slip_through(
     assert requests(browser) <= {address}
 
 
-def test_a_hundred_rows_are_grouped_and_filtered(
-    browser: Chrome, load: Callable[[list[Run]], str]
-) -> None:
+def test_a_hundred_rows_are_grouped_and_filtered(browser: Chrome, load: Load) -> None:
     models, places = ("Llama-3.2-1B", "Qwen3-4B", "Phi-4-mini", "gemma-3-1b"), range(8650, 8675)
     values = speeds([999, 1000], [50, 51], [0.04, 0.04], 1310)
     runs = [

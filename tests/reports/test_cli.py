@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from harness.errors import (
     ConfigFileError,
@@ -27,45 +28,63 @@ from harness.results.records import Run
 from harness.results.store import ResultsStore
 from reports.cli import report
 from reports.errors import ReportError
+from tests.reports.conftest import changed
 from tests.reports.test_history import nights
 
 MakeStore = Callable[[Sequence[Run]], Path]
 Samples = Mapping[str, list[Run]]
 
 
+class Command:
+    """`qnnfarm report` over a database with some runs."""
+
+    def __init__(self, db: Path, out: Path) -> None:
+        self.db, self.out = db, out
+        self._app = typer.Typer()
+        self._app.command()(report)
+
+    def result(self, *options: str | Path) -> Result:
+        where = ["--db", self.db, "--out", self.out, *options]
+        return CliRunner(env={"COLUMNS": "200"}).invoke(self._app, [str(word) for word in where])
+
+    def printed(self, *options: str | Path) -> str:
+        result = self.result(*options)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def document(self, *options: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.printed(*options, "--json"))
+        return document
+
+    def html(self) -> str:
+        self.printed()
+        return self.out.read_text()
+
+
+Reporting = Callable[[Sequence[Run]], Command]
+
+
 @pytest.fixture
-def app() -> typer.Typer:
-    made = typer.Typer()
-    made.command()(report)
-    return made
+def reporting(make_store: MakeStore, tmp_path: Path) -> Reporting:
+    return lambda runs: Command(make_store(runs), tmp_path / "r.html")
 
 
-def test_it_writes_the_file_and_prints_the_summary(
-    app: typer.Typer, make_store: MakeStore, samples: Samples, tmp_path: Path
-) -> None:
-    db, out = make_store(samples["mixed"]), tmp_path / "report.html"
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["--db", str(db), "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    assert "Emulator speed is not hardware speed." in result.output
-    assert "17.22" in result.output
-    assert "25.565" in result.output
-    assert "+0.33%" in result.output
-    assert "interrupted" in result.output
-    assert (
-        "! Llama-3.2-1B W8A16, SM8650, pp64+tg16: Decode: the standard deviation" in result.output
-    )
-    assert result.output.rstrip().endswith(str(out))
-    assert out.read_text().startswith("<!doctype html>")
+def test_it_writes_the_file_and_prints_the_summary(reporting: Reporting, samples: Samples) -> None:
+    command = reporting(samples["mixed"])
+    output = command.printed()
+    for words in (
+        "Emulator speed is not hardware speed.", "17.22", "25.565", "+0.33%", "interrupted",
+        "! Llama-3.2-1B W8A16, SM8650, pp64+tg16: Decode: the standard deviation",
+    ):  # fmt: skip
+        assert words in output
+    assert output.rstrip().endswith(str(command.out))
+    assert command.out.read_text().startswith("<!doctype html>")
 
 
-def test_json_is_for_programs(
-    app: typer.Typer, make_store: MakeStore, samples: Samples, tmp_path: Path
-) -> None:
-    db, out = make_store(samples["mixed"]), tmp_path / "report.html"
-    result = CliRunner().invoke(app, ["--db", str(db), "--out", str(out), "--json"])
-    document = json.loads(result.output)
-    assert document["version"] == 1
-    assert document["report"] == str(out)
+def test_json_is_for_programs(reporting: Reporting, samples: Samples) -> None:
+    command = reporting(samples["mixed"])
+    document = command.document()
+    assert (document["version"], document["report"]) == (1, str(command.out))
     assert document["runs"] == len(samples["mixed"])
     found = {(row["target"], row["emulator"]): row for row in document["rows"]}
     decode = found["SM8750:emulator", True]["metrics"]["decode_tokens_per_s"]
@@ -75,61 +94,37 @@ def test_json_is_for_programs(
     assert document["perplexities"][0]["definition"]["positions"] == "first_cl_minus_ar"
 
 
-def test_an_empty_store_is_no_error(
-    app: typer.Typer, make_store: MakeStore, tmp_path: Path
-) -> None:
-    out = tmp_path / "report.html"
-    result = CliRunner().invoke(app, ["--db", str(make_store([])), "--out", str(out)])
-    assert result.exit_code == 0
-    assert out.exists()
+def test_an_empty_store_is_no_error(reporting: Reporting) -> None:
+    assert reporting([]).html()
 
 
-@pytest.mark.parametrize(
-    ("options", "count"),
-    [
-        ((), 3),
-        (("--since", "2026-11-20T10:00"), 2),
-        (("--since", "36500d"), 3),
-        (("--label", "team=camera"), 1),
-        (("--plan", "nightly"), 1),
-        (("--container", "tiny_llama W8A16"), 3),
-        (("--container", "tiny_llama W8A16", "--plan", "nightly"), 1),
-        (("--container", "other"), 0),
-    ],
-)
-def test_a_report_of_some_runs(
-    app: typer.Typer,
-    make_store: MakeStore,
-    samples: Samples,
-    tmp_path: Path,
-    options: tuple[str, ...],
-    count: int,
-) -> None:
+def test_a_report_of_some_runs(reporting: Reporting, samples: Samples) -> None:
     first, second, third = samples["emulator"][:3]
-    second = second.model_copy(update={"labels": {"team": "camera"}})
-    db = make_store([first, second, third.model_copy(update={"plan": "nightly"})])
-    arguments = ["--db", str(db), "--out", str(tmp_path / "r.html"), "--json", *options]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.output)["runs"] == count
-
-
-def test_hostile_names_do_not_speak_to_the_terminal(
-    app: typer.Typer, make_store: MakeStore, samples: Samples, tmp_path: Path
-) -> None:
-    run = samples["emulator"][0]
-    evil = run.container.model_copy(update={"model": "\x1b]0;x\x07[bold]m[/nope]"})
-    db = make_store([run.model_copy(update={"container": evil})])
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(
-        app, ["--db", str(db), "--out", str(tmp_path / "r.html")]
+    command = reporting(
+        [first, changed(second, labels={"team": "camera"}), changed(third, plan="nightly")]
     )
-    assert result.exit_code == 0, result.output
-    assert "\x07" not in result.output
-    assert "[bold]m[/nope]" in result.output
+    for options, count in (
+        ("", 3),
+        ("--since 2026-11-20T10:00", 2),
+        ("--since 36500d", 3),
+        ("--label team=camera", 1),
+        ("--plan nightly", 1),
+        ("--container 'tiny_llama W8A16'", 3),
+        ("--container 'tiny_llama W8A16' --plan nightly", 1),
+        ("--container other", 0),
+    ):
+        assert command.document(*shlex.split(options))["runs"] == count, options
+
+
+def test_hostile_names_do_not_speak_to_the_terminal(reporting: Reporting, samples: Samples) -> None:
+    run = changed(samples["emulator"][0], container__model="\x1b]0;x\x07[bold]m[/nope]")
+    output = reporting([run]).printed()
+    assert "\x07" not in output
+    assert "[bold]m[/nope]" in output
 
 
 def test_emulator_speeds_are_not_called_unsteady_and_all_else_is_said(
-    app: typer.Typer, make_store: MakeStore, samples: Samples, tmp_path: Path
+    reporting: Reporting, samples: Samples
 ) -> None:
     run = samples["emulator"][0]
     shaky = [
@@ -138,9 +133,7 @@ def test_emulator_speeds_are_not_called_unsteady_and_all_else_is_said(
         else m
         for m in run.measurements
     ]
-    unchecked = run.model_copy(update={"measurements": tuple(shaky), "generated_text": None})
-    arguments = ["--db", str(make_store([unchecked])), "--out", str(tmp_path / "r.html")]
-    output = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments).output
+    output = reporting([changed(run, measurements=tuple(shaky), generated_text=None)]).printed()
     assert "standard deviation" not in output
     assert "the output was compared neither" in output
 
@@ -166,152 +159,112 @@ def test_wrong_use_is_refused_before_anything_is_written(
     assert not (tmp_path / "none.db").exists()
 
 
-def test_the_page_the_terminal_and_json_have_one_verdict(
-    app: typer.Typer, make_store: MakeStore, tmp_path: Path
-) -> None:
+def test_the_page_the_terminal_and_json_have_one_verdict(reporting: Reporting) -> None:
     """That of `qnnfarm alerts`, and what somebody settled there is no fresh regression."""
-    db, out = make_store(nights([1.0] * 20 + [0.8] * 3)), tmp_path / "r.html"
-    arguments = ["--db", str(db), "--out", str(out)]
-
-    def told() -> tuple[str, str, dict[str, Any]]:
-        said = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments).output
-        document = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
-        return said, out.read_text(), document
-
-    said, html, document = told()
+    command = reporting(nights([1.0] * 20 + [0.8] * 3))
+    document = command.document()
     assert document["headline"]["words"] == "3 regressions"
-    assert said.startswith("3 regressions\n")
-    assert '<p class="verdict-words">3 regressions</p>' in html
+    assert command.printed().startswith("3 regressions\n")
+    assert '<p class="verdict-words">3 regressions</p>' in command.out.read_text()
     assert {one["status"] for one in document["changes"]} == {"regressed", "no difference seen"}
-    with ResultsStore.open(db) as store:
+    with ResultsStore.open(command.db) as store:
         found = alerts.review(store, read_series(store))
         assert {one.id for one in found} == {one["id"] for one in document["alerts"]}
         alerts.set_state(store, [one.id for one in found], "expected", note="the new <Genie>")
-    said, html, document = told()
-    assert document["headline"]["level"] == "good"
-    assert "Besides: 3 expected" in said
+    assert "Besides: 3 expected" in command.printed()
+    assert command.document()["headline"]["level"] == "good"
+    html = command.out.read_text()
     assert "the new &lt;Genie&gt;" in html
     assert html.count('data-verdict="expected"') == 3
     assert '<b class="verdict" data-verdict="regressed"' not in html
 
 
-def test_a_report_against_a_baseline_has_the_verdict_of_the_gate(
-    app: typer.Typer, make_store: MakeStore, tmp_path: Path
-) -> None:
-    db, out = make_store(nights([1.0, 1.0, 0.8])), tmp_path / "r.html"
-    arguments = ["--db", str(db), "--out", str(out), "--baseline", "previous", "--json"]
-    document = json.loads(CliRunner().invoke(app, arguments).output)
-    with ResultsStore.open(db) as store:
+def test_a_report_against_a_baseline_has_the_verdict_of_the_gate(reporting: Reporting) -> None:
+    command = reporting(nights([1.0, 1.0, 0.8]))
+    document = command.document("--baseline", "previous")
+    with ResultsStore.open(command.db) as store:
         gate = judge_gate(store, "previous")
     assert document["gate"] == json.loads(json.dumps(gate_formats.to_document(gate)))
     assert document["headline"]["level"] == "bad"
     assert document["headline"]["words"] == "Against previous: 2 regressed"
-    html = out.read_text()
+    html = command.out.read_text()
     assert "Against previous</h2>" in html
     assert html.count('<b class="verdict" data-verdict="regressed"') == 2
-    good = CliRunner().invoke(app, [*arguments[:4], "--baseline", "2026-11-20"])
-    assert good.output.startswith("Against 2026-11-20: 2 regressed\n")
-    missing = CliRunner().invoke(app, [*arguments[:4], "--baseline", "nowhere"])
-    assert isinstance(missing.exception, NotStoredError)
+    day = command.printed("--baseline", "2026-11-20")
+    assert day.startswith("Against 2026-11-20: 2 regressed\n")
+    assert isinstance(command.result("--baseline", "nowhere").exception, NotStoredError)
 
 
 def test_a_figure_is_printed_as_csv_or_markdown_and_nothing_is_written(
-    app: typer.Typer, make_store: MakeStore, tmp_path: Path
+    reporting: Reporting,
 ) -> None:
-    db, out = make_store(nights([1.0, 0.9])), tmp_path / "r.html"
-    (name,) = re.findall(r'id="(history-\w+)"', html_of(app, db, out))
-    out.unlink()
-    where = ["--db", str(db), "--out", str(out), "--figure", name]
-    told = CliRunner().invoke(app, [*where, "--format", "csv"]).output
+    command = reporting(nights([1.0, 0.9]))
+    (name,) = re.findall(r'id="(history-\w+)"', command.html())
+    command.out.unlink()
+    told = command.printed("--figure", name, "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(told)))
     assert [round(float(row["decode_tokens_per_s"])) for row in rows] == [50, 45]
-    assert CliRunner().invoke(app, where).output.startswith("| Began (UTC) | Prefill, tokens/s |")
-    assert not out.exists()
+    markdown = command.printed("--figure", name)
+    assert markdown.startswith("| Began (UTC) | Prefill, tokens/s |")
+    assert not command.out.exists()
     with pytest.raises(ReportError, match=name) as caught:
-        report(db=str(db), figure="nothing")
+        report(db=str(command.db), figure="nothing")
     assert caught.value.exit_code == 2
 
 
-def test_two_runs_are_printed_beside_each_other(
-    app: typer.Typer, make_store: MakeStore, tmp_path: Path
-) -> None:
+def test_two_runs_are_printed_beside_each_other(reporting: Reporting) -> None:
     a, *_, b = nights([1.0, 0.9])
-    out = tmp_path / "r.html"
-    where = ["--db", str(make_store([a, b])), "--out", str(out), "--beside"]
-    told = CliRunner().invoke(app, [*where, a.id, b.id, "--format", "csv"]).output
+    command = reporting([a, b])
+    told = command.printed("--beside", a.id, b.id, "--format", "csv")
     rows = {row["what"]: row for row in csv.DictReader(io.StringIO(told))}
     assert float(rows["Decode"]["ratio"]) == pytest.approx(0.9, rel=0.01)
     assert rows["container sha256"]["b"] == b.container.sha256
-    assert not out.exists()
-    unknown = CliRunner().invoke(app, [*where, a.id, "f" * 32])
-    assert isinstance(unknown.exception, NotStoredError)
+    assert "device serial" not in rows
+    assert not command.out.exists()
+    assert isinstance(command.result("--beside", a.id, "f" * 32).exception, NotStoredError)
 
 
-def test_a_site_has_a_page_for_each_run(
-    app: typer.Typer, make_store: MakeStore, tmp_path: Path
-) -> None:
-    runs = nights([1.0, 0.9])
-    site = tmp_path / "site"
-    arguments = ["--db", str(make_store(runs)), "--site", str(site)]
-    done = CliRunner().invoke(app, arguments)
-    assert done.output.rstrip().endswith(str(site / "index.html"))
-    pages = {path.stem for path in (site / "runs").iterdir()}
-    assert pages == {run.id for run in runs}
-    assert {path.name for path in site.glob("*.html")} == {
-        f"{name}.html" for name in ("index", "history", "curves", "runs", "devices")
-    }
+def test_a_site_has_a_page_for_each_run(reporting: Reporting, tmp_path: Path) -> None:
+    runs, site = nights([1.0, 0.9]), tmp_path / "site"
+    command = reporting(runs)
+    assert command.printed("--site", site).rstrip().endswith(str(site / "index.html"))
+    assert {path.stem for path in (site / "runs").iterdir()} == {run.id for run in runs}
+    pages = ("index", "history", "curves", "runs", "devices")
+    assert {path.stem for path in site.glob("*.html")} == set(pages)
     for page in [*site.glob("*.html"), *site.glob("runs/*.html")]:
         for address in re.findall(r'(?:href|src)="([^"#:]+)["#]', page.read_text()):
             assert (page.parent / address).exists(), (page.name, address)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("mine")
-    other = CliRunner().invoke(app, [*arguments[:3], str(tmp_path / "other")])
-    assert isinstance(other.exception, ReportError)
+    assert isinstance(command.result("--site", tmp_path / "other").exception, ReportError)
 
 
 def test_a_pool_adds_the_health_of_its_devices(
-    app: typer.Typer,
-    make_store: MakeStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    reporting: Reporting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path / "state"))
-    pool, out = tmp_path / "lab.yaml", tmp_path / "r.html"
-    run = nights([1.0])[0]
+    pool, run = tmp_path / "lab.yaml", nights([1.0])[0]
     pool.write_text(
         f"devices: [{{type: android, identifier: {run.device.serial}, name: desk-1}}, "
         "{type: android, identifier: R9, name: desk-2}]\n"
     )
-    arguments = ["--db", str(make_store([run])), "--out", str(out), "--pool", str(pool)]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    devices = out.read_text().split('id="devices"')[1]
-    assert "<b>desk-1</b>" in devices
-    assert f"SM8750 · {run.device.serial}" in devices
-    assert "<b>desk-2</b>" in devices
-    missing = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "none.yaml")])
+    command = reporting([run])
+    command.printed("--pool", pool)
+    devices = command.out.read_text().split('id="devices"')[1]
+    for words in ("<b>desk-1</b>", f"SM8750 · {run.device.serial}", "<b>desk-2</b>"):
+        assert words in devices
+    missing = command.result("--pool", tmp_path / "none.yaml")
     assert isinstance(missing.exception, ConfigFileError)
 
 
-def test_a_run_page_has_all_that_is_known_of_device_and_source(
-    app: typer.Typer, make_store: MakeStore, tmp_path: Path
-) -> None:
-    run = nights([1.0])[0]
-    device = run.device.model_copy(
-        update={
-            "ram_bytes": 12 << 30, "os_build": "AP3A.240905", "build_fingerprint": "samsung/x:15/z",
-            "clocks": {"cpu_cap_hz:7": 3.53e9, "cpu_max_hz:7": 4.32e9, "cpu_cap_hz:0": 3.53e9},
-        }
+def test_a_run_page_has_all_that_is_known_of_device_and_source(reporting: Reporting) -> None:
+    run = changed(
+        nights([1.0])[0], device__ram_bytes=12 << 30, device__os_build="AP3A.240905",
+        device__build_fingerprint="samsung/x:15/z", plan="nightly",
+        provenance__git_branch="topic/x", workload__runner_sha256="7" * 64,
+        device__clocks={"cpu_cap_hz:7": 3.53e9, "cpu_max_hz:7": 4.32e9, "cpu_cap_hz:0": 3.53e9},
     )  # fmt: skip
-    changed = run.model_copy(
-        update={
-            "device": device,
-            "plan": "nightly",
-            "provenance": run.provenance.model_copy(update={"git_branch": "topic/x"}),
-            "workload": run.workload.model_copy(update={"runner_sha256": "7" * 64}),
-        }
-    )
-    html = html_of(app, make_store([changed]), tmp_path / "r.html").split("Environment and")[1]
+    html = reporting([run]).html().split("Environment and")[1]
     for name, value in {
         "Memory": "12.0 GiB", "Build": "AP3A.240905", "Fingerprint": "samsung/x:15/z",
         "CPU 0": "3.53 GHz", "CPU 7": "3.53 GHz, at most 4.32 GHz", "Plan": "nightly",
@@ -320,12 +273,6 @@ def test_a_run_page_has_all_that_is_known_of_device_and_source(
         assert f"<dt>{name}</dt><dd>{value}</dd>" in html
     assert f'<dt>Program SHA-256</dt><dd class="hash">{"7" * 64}</dd>' in html
     assert str(run.provenance.git_commit) in html
-
-
-def html_of(app: typer.Typer, db: Path, out: Path) -> str:
-    done = CliRunner().invoke(app, ["--db", str(db), "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    return out.read_text()
 
 
 def test_help_needs_no_database_library() -> None:

@@ -18,7 +18,6 @@ from harness.results.store import ResultsStore, RunFilter
 from harness.results.verdicts import Verdict
 from reports import charts, html_file, page
 from reports.changes import ShownChange, find_changes
-from reports.content import Results
 from reports.figures import Column, Figure
 from reports.history import (
     SeriesGroup,
@@ -27,7 +26,16 @@ from reports.history import (
     group_series,
 )
 from tests.reports import lab
-from tests.reports.conftest import START, MakeStore, Sample, perplexity, speeds
+from tests.reports.conftest import (
+    START,
+    MakeStore,
+    Sample,
+    changed,
+    composed,
+    perplexity,
+    results_of,
+    speeds,
+)
 
 DECODE = "decode_tokens_per_s"
 
@@ -54,8 +62,7 @@ def night(
             session=session,
             created_at=START + timedelta(days=number, minutes=10 * session),
         )
-        built = run.container.model_copy(update={"sha256": f"{number:064x}"})
-        made.append(run.model_copy(update={"container": built}))
+        made.append(changed(run, container__sha256=f"{number:064x}"))
     return made
 
 
@@ -93,28 +100,22 @@ def test_builds_of_one_model_are_one_subject_and_sessions_of_a_night_one_point()
 
 
 def test_builds_of_one_evening_are_points_of_their_own() -> None:
-    evening = {"created_at": START + timedelta(hours=3)}
-    later = [run.model_copy(update=evening) for run in night(11)]
+    later = [changed(run, created_at=START + timedelta(hours=3)) for run in night(11)]
     (group,) = history([*night(0), *later])
     assert [len(point.runs) for point in group.points] == [2, 2]
-    same = [run.model_copy(update={"container": night(0)[0].container}) for run in later]
+    same = [changed(run, container=night(0)[0].container) for run in later]
     (group,) = history([*night(0), *same])
     assert [len(point.runs) for point in group.points] == [4]
 
 
 def test_what_is_not_the_same_is_another_subject() -> None:
     other = Sample("SM8650", emulator=False, model="Llama-3.2-1B")
-    longer = [
-        run.model_copy(update={"workload": run.workload.model_copy(update={"prompt_tokens": 512})})
-        for run in night(0, seed=3)
-    ]
+    longer = [changed(run, workload__prompt_tokens=512) for run in night(0, seed=3)]
     assert len(history([*night(0), *night(0, sample=other, seed=2), *longer])) == 3
 
 
 def test_sides_of_a_comparison_and_failures_have_no_series() -> None:
-    failed = [
-        run.model_copy(update={"status": "failed", "error": "no"}) for run in night(0, seed=5)
-    ]
+    failed = [changed(run, status="failed", error="no") for run in night(0, seed=5)]
     assert history([*lab.comparison(), *failed]) == ()
 
 
@@ -123,7 +124,7 @@ def test_the_present_is_the_last_night_and_only_that_is_summed_up() -> None:
     (group,) = history(runs)
     assert len(group.present) == 1
     assert set(find_present([group])) == {run.id for run in runs[-2:]}
-    (section,) = page.compose(Results.of("results.db", runs)).sections
+    (section,) = composed(runs).sections
     (row,) = section.rows
     assert row.runs == tuple(runs[-2:])
     assert row.cells[DECODE].stats.mean == pytest.approx(35, rel=0.02)
@@ -131,32 +132,26 @@ def test_the_present_is_the_last_night_and_only_that_is_summed_up() -> None:
 
 def test_what_another_branch_measured_last_is_a_row_of_its_own() -> None:
     def on(branch: str, runs: Sequence[Run]) -> list[Run]:
-        return [
-            run.model_copy(
-                update={"provenance": run.provenance.model_copy(update={"git_branch": branch})}
-            )
-            for run in runs
-        ]
+        return [changed(run, provenance__git_branch=branch) for run in runs]
 
     last = night(5)
-    hours = (timedelta(hours=-13), timedelta(hours=-10))  # the night is shown whole
+    hours = (-13, -10)  # the night is shown whole
     topic = [
-        run.model_copy(
-            update={
-                "id": f"{number:032x}",
-                "container": last[0].container,
-                "created_at": run.created_at + hours[number - 900],
-            }
+        changed(
+            run,
+            id=f"{900 + number:032x}",
+            container=last[0].container,
+            created_at=run.created_at + timedelta(hours=hours[number]),
         )
-        for number, run in enumerate(on("topic", night(5, 0.7)), 900)
+        for number, run in enumerate(on("topic", night(5, 0.7)))
     ]
     trunk = on("trunk", [*nights([1.0] * 5), *last])
-    composed = page.compose(Results.of("r", [*trunk, *topic]))
-    (section,) = composed.sections
+    whole = composed([*trunk, *topic])
+    (section,) = whole.sections
     other, main = sorted(section.rows, key=lambda row: row.runs[0].created_at)
     assert (main.runs, other.runs) == (tuple(trunk[-2:]), tuple(topic))
     assert other.remarks[0] == "On the branch topic, which is not that of the history"
-    assert {len(one.nights) for one in composed.results.series} == {6}
+    assert {len(one.nights) for one in whole.results.series} == {6}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +181,7 @@ def test_one_bad_night_is_no_regression_but_worth_a_line() -> None:
     decode = decode_of(runs)
     assert (decode.verdict, decode.is_suspect) == (Verdict.NO_VERDICT, True)
     assert decode.note == "one night is not enough"
-    headline = page.compose(Results.of("r", runs)).headline
+    headline = composed(runs).headline
     assert (headline.level, headline.words) == ("doubt", "3 suspected regressions")
     (line,) = headline.lines
     assert "last night only: Time to first token +11" in line
@@ -196,7 +191,7 @@ def test_one_bad_night_is_no_regression_but_worth_a_line() -> None:
 def test_a_night_that_begins_earlier_by_the_clock_stands_alone() -> None:
     runs = nights([1.0] * 12)
     early = timedelta(minutes=-20)
-    last = [r.model_copy(update={"created_at": r.created_at + early}) for r in night(12, 0.8)]
+    last = [changed(run, created_at=run.created_at + early) for run in night(12, 0.8)]
     decode = decode_of([*runs, *last])
     assert decode.ratio == pytest.approx(0.8, rel=0.01)
     assert decode.now == pytest.approx(sum(sum(r.values(DECODE)) / 3 for r in last) / 2)
@@ -228,14 +223,14 @@ def test_a_change_of_level_is_judged_from_where_it_began() -> None:
 
 
 def test_a_change_names_its_commits_and_what_else_differs() -> None:
-    runs = []
-    for number, run in enumerate(nights([1.0] * 14 + [0.9] * 4)):
-        source = {
-            "git_commit": f"{number // 2:02x}" * 20,
-            "library_versions": {"genie": "1.21" if number < 28 else "1.22"},
-        }
-        provenance = run.provenance.model_copy(update=source)
-        runs.append(run.model_copy(update={"provenance": provenance}))
+    runs = [
+        changed(
+            run,
+            provenance__git_commit=f"{number // 2:02x}" * 20,
+            provenance__library_versions={"genie": "1.21" if number < 28 else "1.22"},
+        )
+        for number, run in enumerate(nights([1.0] * 14 + [0.9] * 4))
+    ]
     (group,) = history(runs)
     (note,) = charts.history_figure(group).notes
     day, metrics, commits, *facts = note.replace(": ", "; ", 1).split("; ")
@@ -290,19 +285,19 @@ def test_changes_come_worst_first() -> None:
 
 
 def test_the_headline_says_the_worst_first() -> None:
-    composed = page.compose(Results.of("r", nights([1.0] * 20 + [0.9] * 3)))
-    headline = composed.headline
+    whole = composed(nights([1.0] * 20 + [0.9] * 3))
+    headline = whole.headline
     assert (headline.level, headline.words) == ("bad", "3 regressions")
     (line,) = headline.lines
-    (worst, *_) = composed.results.alerts
+    (worst, *_) = whole.results.alerts
     assert line.startswith(f"{worst.name}, since 2026-12-10: ")
-    assert all(f"(alert {alert.id})" in line for alert in composed.results.alerts)
-    calm = page.compose(Results.of("r", nights([1.0] * 11))).headline
+    assert all(f"(alert {alert.id})" in line for alert in whole.results.alerts)
+    calm = composed(nights([1.0] * 11)).headline
     assert (calm.level, calm.words) == ("good", "Nothing regressed in 5 comparisons")
-    none = page.compose(Results.of("r", nights([1.0]))).headline
+    none = composed(nights([1.0])).headline
     assert (none.level, none.words) == ("none", "No verdict yet")
-    failed = lab.sessions()[0].model_copy(update={"status": "failed", "error": "no"})
-    doubt = page.compose(Results.of("r", [failed])).headline
+    failed = changed(lab.sessions()[0], status="failed", error="no")
+    doubt = composed([failed]).headline
     assert (doubt.level, doubt.words) == ("doubt", "1 recent run without a result")
 
 
@@ -336,7 +331,7 @@ def test_an_open_loss_of_a_history_that_has_ended_stands_in_every_window(
     other = Sample("SM8650", emulator=False, model="Other")
     for number in range(30):
         for run in night(number, sample=other, seed=7):
-            runs.append(run.model_copy(update={"id": f"a{run.id[1:]}"}))
+            runs.append(changed(run, id=f"a{run.id[1:]}"))
     db = str(make_store(sorted(runs, key=lambda run: run.created_at)))
     window = page.load(db, RunFilter(since=START + timedelta(days=26)))
     assert {one.run.container.model for one in window.measured} == {"Other"}
@@ -350,7 +345,7 @@ def test_only_what_is_well_is_green() -> None:
     for number in range(18):
         runs += night(number, 0.8 if number == 17 else 1.0, sample=other, seed=7)
     runs.sort(key=lambda run: run.created_at)
-    results = Results.of("r", runs)
+    results = results_of(runs)
     known = [replace(alert, state="acknowledged") for alert in results.alerts]
     headline = page.compose(replace(results, alerts=tuple(known))).headline
     said = "3 acknowledged regressions and 3 suspected regressions"
@@ -363,11 +358,11 @@ def test_only_what_is_well_is_green() -> None:
 
 def test_every_open_loss_of_a_series_is_a_regression() -> None:
     runs = nights([1.0] * 20 + [0.9] * 8 + [0.7] * 4)
-    composed = page.compose(Results.of("r", runs))
-    (section,) = composed.sections
+    whole = composed(runs)
+    (section,) = whole.sections
     rows = [one for one in section.changes if one.is_regression]
-    assert {one.alert for one in rows} == set(composed.results.alerts)
-    assert composed.headline.words == "6 regressions"
+    assert {one.alert for one in rows} == set(whole.results.alerts)
+    assert whole.headline.words == "6 regressions"
     for one in rows:
         assert one.alert is not None
         assert one.ratio == one.alert.ratio == pytest.approx(one.now / one.before)
@@ -400,17 +395,11 @@ def test_a_history_is_a_figure_with_commits() -> None:
 
 
 def test_lengths_make_curves_and_one_length_does_not() -> None:
-    runs = []
-    for number, prompt in enumerate((64, 512, 2048)):
-        runs += [
-            run.model_copy(
-                update={
-                    "workload": run.workload.model_copy(update={"prompt_tokens": prompt}),
-                    "group_id": f"{9000 + number:032x}",
-                }
-            )
-            for run in night(0, 1 - 0.1 * number)
-        ]
+    runs = [
+        changed(run, workload__prompt_tokens=prompt, group_id=f"{9000 + number:032x}")
+        for number, prompt in enumerate((64, 512, 2048))
+        for run in night(0, 1 - 0.1 * number)
+    ]
     found = {figure.id: figure for figure in charts.curve_figures(history(runs))}
     assert set(found) == {"curve-prompt-prefill", "curve-prompt-decode"}
     assert [row[1] for row in found["curve-prompt-decode"].rows] == [64.0, 512.0, 2048.0]
@@ -420,32 +409,14 @@ def test_lengths_make_curves_and_one_length_does_not() -> None:
 def test_perplexity_stands_against_bits_and_size() -> None:
     phone = Sample("SM8750", emulator=False)
     runs = []
-    for number, (precision, size) in enumerate((("W8A16", 8 << 20), ("W4A16", 5 << 20))):
-        container = phone.container.model_copy(
-            update={
-                "precision": precision,
-                "size_bytes": size,
-                "parameters": 8 << 20,
-                "sha256": f"{number:064x}",
-            }
-        )
-        runs.append(
-            phone.run(number, "perplexity", perplexity(13.0 + number, 12, 13), container=container)
-        )
+    for number, (precision, mib) in enumerate((("W8A16", 8), ("W4A16", 5))):
+        run = phone.run(number, "perplexity", perplexity(13.0 + number, 12, 13))
+        size = {"container__size_bytes": mib << 20, "container__parameters": 8 << 20}
+        sha256 = f"{number:064x}"
+        runs.append(changed(run, container__precision=precision, container__sha256=sha256, **size))
     found = {figure.id: figure for figure in charts.curve_figures(history(runs))}
     assert sorted(str(row[2]) for row in found["perplexity-bits"].rows) == ["5.0", "8.0"]
     assert sorted(str(row[2]) for row in found["perplexity-size"].rows) == ["5.0", "8.0"]
-
-
-def test_two_runs_are_put_side_by_side() -> None:
-    a, b = lab.comparison()[:2]
-    figure = charts.beside_figure(a, b)
-    rows = {row[0]: row[1:] for row in figure.rows}
-    assert rows["Decode"][:2] == ("50.00 tokens/s", "46.00 tokens/s")
-    assert rows["Decode"][2] == pytest.approx(0.92)
-    assert rows["container sha256"] == (a.container.sha256, "b" * 64, None)
-    assert rows["label"] == ("A", "B", None)
-    assert "device serial" not in rows
 
 
 def test_csv_and_markdown_survive_any_text() -> None:

@@ -1,51 +1,37 @@
 """Sessions, grades, comparisons, output checks and telemetry in the report."""
 
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from harness.results.records import (
-    Condition,
-    OutputCheck,
-    Run,
-    TelemetrySeries,
-)
+from harness.results.records import Condition, OutputCheck, Run, TelemetrySeries
 from harness.results.store import ResultsStore
 from harness.results.verdicts import Verdict
 from reports import document, html_file, page, text
-from reports.content import Results
+from reports.summary import SummaryRow
 from tests.reports import lab
-
-MakeStore = Callable[[Sequence[Run]], Path]
-
-
-def composed(*runs: Run) -> page.Page:
-    return page.compose(Results.of("results.db", runs))
+from tests.reports.conftest import START, changed, composed, html_of
 
 
-def changed(run: Run, **changes: object) -> Run:
-    return run.model_copy(update=changes)
+def row_of(*runs: Run) -> SummaryRow:
+    (section,) = composed(runs).sections
+    (row,) = section.rows
+    return row
 
 
 def test_a_cell_is_graded_with_its_reasons() -> None:
-    (section,) = composed(*lab.sessions()).sections
-    (row,) = section.rows
+    row = row_of(*lab.sessions())
     assert (row.grade, row.output, row.n) == ("B", "checked", 12)
-    assert any(
-        "1 of 4 sessions throttled: one grade lower" in reason for reason in row.grade_reasons
-    )
-    calm = composed(*lab.sessions()[:3]).sections[0].rows[0]
-    assert calm.grade == "A"
-    assert composed(lab.sessions()[0]).sections[0].rows[0].grade == "?"
+    reason = "1 of 4 sessions throttled: one grade lower"
+    assert any(reason in each for each in row.grade_reasons)
+    assert row_of(*lab.sessions()[:3]).grade == "A"
+    assert row_of(lab.sessions()[0]).grade == "?"
 
 
 def test_ungated_and_unsettled_sessions_lower_it() -> None:
     ungated = [changed(run, conditions=()) for run in lab.sessions()[:3]]
-    assert composed(*ungated).sections[0].rows[0].grade == "B"
-    unsettled = [changed(run, warmup_detected=False) for run in ungated]
-    row = composed(*unsettled).sections[0].rows[0]
+    assert row_of(*ungated).grade == "B"
+    row = row_of(*(changed(run, warmup_detected=False) for run in ungated))
     assert row.grade == "C"
     assert "3 of 3 runs were not steady after their warm-ups" in row.remarks
 
@@ -54,13 +40,10 @@ def test_an_unchecked_speed_says_so_and_comes_after_checked_ones() -> None:
     checked, other = lab.sessions()[:2]
     unchecked = changed(other, check=OutputCheck(), labels={"team": "camera"})
     for runs in ((checked, unchecked), (unchecked, checked)):
-        found = composed(*runs)
-        assert [row.output for row in found.sections[0].rows] == ["checked", "unchecked"]
-        html = html_file.render(found, datetime.now(UTC))
-        assert html.count('data-output="unchecked"') == 1
-        document_rows = document.to_document(found, "r.html")["rows"]
-        assert isinstance(document_rows, list)
-        assert [row["output"] for row in document_rows] == ["checked", "unchecked"]
+        rows = document.to_document(composed(runs), "r.html")["rows"]
+        assert isinstance(rows, list)
+        assert [row["output"] for row in rows] == ["checked", "unchecked"]
+        assert html_of(runs).count('data-output="unchecked"') == 1
 
 
 @pytest.mark.parametrize(
@@ -72,16 +55,15 @@ def test_an_unchecked_speed_says_so_and_comes_after_checked_ones() -> None:
     ],
 )
 def test_a_comparison_gets_its_verdict(loss: float, verdict: Verdict) -> None:
-    found = composed(*lab.comparison(loss))
-    (group,) = found.sections[0].comparisons
-    assert group.verdict is verdict
-    assert group.unchecked == 12
-    assert verdict.value.capitalize() in html_file.render(found, datetime.now(UTC))
+    runs = lab.comparison(loss)
+    (group,) = composed(runs).sections[0].comparisons
+    assert (group.verdict, group.unchecked) == (verdict, 12)
+    assert verdict.value.capitalize() in html_of(runs)
 
 
 def test_half_a_comparison_is_none() -> None:
     only_a = [run for run in lab.comparison() if run.label == "A"]
-    assert composed(*only_a).sections[0].comparisons == ()
+    assert composed(only_a).sections[0].comparisons == ()
 
 
 def test_conditions_are_told_in_words() -> None:
@@ -90,14 +72,14 @@ def test_conditions_are_told_in_words() -> None:
     )
     assert text.condition({"outcome": "met"}) == "met"
     assert text.condition({"before": None, "after": "Asleep"}) == ", unknown to Asleep"
-    html = html_file.render(composed(lab.sessions()[3]), datetime.now(UTC))
+    html = html_of(lab.sessions()[3:4])
     assert "cpu_cap_hz:7 fell from 4320 to 2745 MHz" in html
 
 
 def test_a_condition_of_any_shape_is_shown() -> None:
     odd: tuple[Condition, ...] = ({"temperature": 3}, {"name": 5, "outcome": None}, {})
     run = changed(lab.sessions()[0], conditions=odd)
-    html = html_file.render(composed(run), datetime.now(UTC))
+    html = html_of([run])
     assert "<b>condition</b>" in html
     assert "<b>5</b>" in html
 
@@ -111,6 +93,6 @@ def test_a_hostile_channel_is_only_text(tmp_path: Path) -> None:
         series = TelemetrySeries(name, "degC", (0.0, 1.0), (40.0, 41.0))
         recorder.add_telemetry([series], repetition=0)
         recorder.finish()
-    html = html_file.render(page.compose(page.load(str(path))), datetime.now(UTC))
+    html = html_file.render(page.compose(page.load(str(path))), START)
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert" in html

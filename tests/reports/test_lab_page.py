@@ -34,8 +34,6 @@ from reports.lab.view import View
 from tests import command_line
 from tests.reports.conftest import Sample, speeds
 from tests.reports.page_server import Client, eventually, serving
-from tests.system import program
-from tools import screenshots
 
 TOKEN = "0123456789abcdef-ada"
 POOL = """
@@ -87,18 +85,10 @@ def lab(folder: Path, running: Run) -> Iterator[Client]:
 
 def test_page_shows_devices_and_what_runs(lab: Client, running: Run) -> None:
     text = lab.get().text
-    assert "alpha" in text
-    assert "beta" in text
-    assert "decode 54.25 tokens/s" in text
-    assert "52 °C" in text
-    assert f"report/runs/{running.id}.html" in text
-
-
-def test_names_from_elsewhere_are_text(lab: Client) -> None:
-    text = lab.get().text
-    assert "<img" not in text
-    assert "&lt;img src=x" in text
-    assert "\u202e" not in text
+    link = f"report/runs/{running.id}.html"
+    for part in ("alpha", "beta", "decode 54.25 tokens/s", "52 °C", link, "&lt;img src=x"):
+        assert part in text
+    assert not any(part in text for part in ("<img", "\u202e"))  # names from elsewhere are text
 
 
 def test_report_and_pages_of_runs_stand_behind_the_verdict(lab: Client, running: Run) -> None:
@@ -216,12 +206,10 @@ def test_no_page_can_be_framed_or_run_foreign_scripts(lab: Client, path: str) ->
     with closing(connection):
         connection.request("GET", path)
         headers = connection.getresponse().headers
-    policy = headers["Content-Security-Policy"]
-    assert "default-src 'none'" in policy
-    assert "frame-ancestors 'none'" in policy
-    assert "script-src 'self'" in policy
-    assert headers["X-Frame-Options"] == "DENY"
-    assert headers["X-Content-Type-Options"] == "nosniff"
+    policy = headers["Content-Security-Policy"].split("; ")
+    assert {"default-src 'none'", "frame-ancestors 'none'"} <= set(policy)
+    assert any(part.startswith("script-src 'self'") for part in policy)
+    assert (headers["X-Frame-Options"], headers["X-Content-Type-Options"]) == ("DENY", "nosniff")
 
 
 def test_large_forms_are_not_read(lab: Client) -> None:
@@ -349,16 +337,7 @@ def test_command_refuses_what_cannot_be_served(folder: Path) -> None:
             assert done.stderr.count("\n") == 1, done.stderr
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chrome]:
-    program("chromium"), program("chromedriver")
-    logs = {"goog:loggingPrefs": {"browser": "ALL"}}
-    with screenshots.open_browser("disable-component-update", "disable-sync", **logs) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize("size", [(1280, 900), (360, 800)], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("size", "scheme"), [((1280, 900), "light"), ((360, 800), "dark")])
 def test_person_drains_a_device_in_a_browser(
     browser: Chrome, lab: Client, size: tuple[int, int], scheme: str
 ) -> None:
@@ -385,6 +364,8 @@ def test_person_drains_a_device_in_a_browser(
     assert width <= size[0]
     log = browser.get_log("browser")  # type: ignore[no-untyped-call]
     assert not [entry for entry in log if entry["level"] != "DEBUG"]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_lost_connection_is_told(browser: Chrome, folder: Path) -> None:

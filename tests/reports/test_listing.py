@@ -1,13 +1,11 @@
 """Thousands of runs in a report."""
 
 import re
-from datetime import UTC, datetime
 
 from harness.results.records import Run, RunMeans
-from reports import html_file, page
-from reports.content import MOST_IN_FULL, Results, list_runs
+from reports.content import MOST_IN_FULL, list_runs
 from reports.page import brief_results
-from tests.reports.conftest import Sample, speeds
+from tests.reports.conftest import Sample, html_of, speeds
 
 _VALUES = speeds([999, 1000, 1002], [50, 51, 52], [0.04, 0.04, 0.04], 1310)
 
@@ -29,8 +27,7 @@ def test_the_newest_and_one_of_each_row_are_in_full() -> None:
 
 def test_every_run_is_listed_once_and_links_lead_to_it() -> None:
     runs = _many(MOST_IN_FULL + 40)
-    composed = page.compose(Results.of("results.db", tuple(runs)))
-    html = html_file.render(composed, datetime.now(UTC))
+    html = html_of(runs)
     listed = re.findall(r'id="run-([0-9a-f]+)"', html)
     assert sorted(listed) == sorted(run.id for run in runs)
     assert set(re.findall(r'href="#run-([0-9a-f]+)"', html)) <= set(listed)
@@ -49,7 +46,4 @@ def test_a_run_without_speeds_shows_its_perplexity() -> None:
 
 
 def test_few_runs_are_all_in_full() -> None:
-    html = html_file.render(
-        page.compose(Results.of("r", tuple(_many(3)))), datetime(2026, 1, 1, tzinfo=UTC)
-    )
-    assert "in one line each" not in html
+    assert "in one line each" not in html_of(_many(3))

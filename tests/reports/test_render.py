@@ -2,10 +2,8 @@
 
 import os
 import re
-import subprocess
-import sys
+import resource
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import get_args
@@ -18,16 +16,13 @@ from harness.console import visible
 from harness.results.records import Positions, Run
 from harness.words import percent
 from reports import html_file
-from reports.content import Results
 from reports.errors import ReportError
-from reports.page import compose
 from reports.text import LONGEST_TEXT, POSITIONS, listing, shorten
 from tests.reports import lab
-from tests.reports.conftest import Sample, perplexity, speeds
+from tests.reports.conftest import Sample, changed, composed, html_of, perplexity, speeds
 
 pytestmark = pytest.mark.first
 Samples = Mapping[str, list[Run]]
-MOMENT = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 GROUP = "d" * 32
 CSP = html_file.load_assets().policy()
 VEGA = html_file.load_assets().vega
@@ -80,10 +75,6 @@ class Structure(HTMLParser):
         self.comments.append(data)
 
 
-def html_of(runs: list[Run]) -> str:
-    return html_file.render(compose(Results.of("results.db", runs)), MOMENT)
-
-
 def infected(run: Run, text: str, **changes: object) -> Run:
     """The run with the text wherever text from outside can be."""
     data = run.model_dump()
@@ -125,7 +116,7 @@ def infected_runs(samples: Samples, text: str) -> list[Run]:
 def test_text_from_outside_changes_no_structure(samples: Samples) -> None:
     harmless = Structure(html_of(infected_runs(samples, "harmless")))
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=12, deadline=None)
     @given(HOSTILE)
     def check(text: str) -> None:
         found = Structure(html_of(infected_runs(samples, text)))
@@ -219,22 +210,14 @@ def test_numbers_stand_beside_what_ran() -> None:
         update={"sha256": "b" * 64, "cl": 512, "precision": "W4A16"}
     )
     values = speeds([900.0] * 4, [50.0] * 4, [0.05] * 4, 300)
-    runs = []
-    for number in range(6):
-        runs += [
-            phone.run(2 * number, "bench", values, group_id=GROUP, session=number, label="A"),
-            phone.run(
-                2 * number + 1,
-                "bench",
-                values,
-                group_id=GROUP,
-                session=number,
-                label="B",
-                container=longer,
-            ),
-        ]
+    runs = [
+        phone.run(2 * number + (side == "B"), "bench", values, group_id=GROUP, session=number,
+                  label=side, container=container)
+        for number in range(6)
+        for side, container in (("A", phone.container), ("B", longer))
+    ]  # fmt: skip
     runs.append(phone.run(20, "perplexity", perplexity(13.4, 12.9, 13.3), container=longer))
-    html = html_file.render(compose(Results.of("results.db", tuple(runs))), MOMENT)
+    html = html_of(runs)
     text = " ".join("".join(Structure(html).text).split())
     a, b = phone.container.sha256[:12], "b" * 12
     for side, bits, cl, sha in (("A", "W8A16", 4096, a), ("B", "W4A16", 512, b)):
@@ -247,13 +230,10 @@ def test_numbers_stand_beside_what_ran() -> None:
 def test_a_machine_without_a_soc_has_a_name_and_links() -> None:
     runs = [run for run in lab.comparison() if run.session == 0]
     for model, name in (("vm", "vm"), (None, "an unknown device")):
-        device = runs[0].device.model_copy(
-            update={"soc": "", "model": model, "manufacturer": None, "android_version": None}
-        )
-        nameless = tuple(run.model_copy(update={"device": device}) for run in runs)
-        page = compose(Results.of("results.db", nameless))
-        assert page.title == f"Llama-3.2-1B on {name}"
-        html = html_file.render(page, MOMENT)
+        none: dict[str, object] = {"device__manufacturer": None, "device__android_version": None}
+        nameless = [changed(run, device__soc="", device__model=model, **none) for run in runs]
+        assert composed(nameless).title == f"Llama-3.2-1B on {name}"
+        html = html_of(nameless)
         assert f"<h1>Bench of Llama-3.2-1B on {name}</h1>" in html
         assert f"<b>Llama-3.2-1B on {name}</b>" in html
         assert not re.search(r"<a [^>]*></a>| on <| on ,", html)
@@ -263,8 +243,7 @@ def test_a_machine_without_a_soc_has_a_name_and_links() -> None:
 def test_emulator_speeds_are_neither_graded_nor_called_unsteady(emulator: bool) -> None:
     shaky = Sample("SM8750", emulator=emulator)
     values = speeds([1, 100, 200, 400], [1, 10, 20, 40], [1, 0.1, 0.2, 0.4], 300)
-    page = compose(Results.of("results.db", (shaky.run(1, "bench", values),)))
-    html = html_file.render(page, MOMENT)
+    html = html_of([shaky.run(1, "bench", values)])
     assert ("of the mean" in html) is not emulator
     assert ('class="grade"' in html) is not emulator
     assert "Unchecked" in html
@@ -308,21 +287,14 @@ def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path, place: str)
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")
-    code = f"""if True:
-        import resource
-        from pathlib import Path
-        from reports import html_file
-        from reports.errors import ReportError
-        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
-        try:
-            html_file.write("x" * 100_000, Path({str(path)!r}))
-        except ReportError as error:
-            print(error)
-    """
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == f"cannot write {path}: File too large\n", done
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
+    try:
+        with pytest.raises(ReportError) as caught:
+            html_file.write("x" * 100_000, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(caught.value) == f"cannot write {path}: File too large"
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

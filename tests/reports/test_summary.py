@@ -13,35 +13,23 @@ from harness.results.metrics import Measurement
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
 from harness.results.records import Run
 from reports import summary
-from reports.content import Results
 from reports.document import to_document
-from reports.page import compose
 from reports.summary import SummaryRow, perplexities, summarise, task_rows
-from tests.reports.conftest import START, Sample, speeds
+from tests.reports.conftest import START, Sample, changed, composed, speeds
 
 Samples = Mapping[str, list[Run]]
 
 
-def changed(run: Run, **changes: object) -> Run:
-    """The run with other values in its parts: `provenance__host="x"`."""
-    for path, value in changes.items():
-        part, _, name = path.partition("__")
-        whole = getattr(run, part).model_copy(update={name: value}) if name else value
-        run = run.model_copy(update={part: whole})
-    return run
-
-
 def rows(runs: list[Run]) -> tuple[SummaryRow, ...]:
-    done = tuple(run for run in runs if run.status == "done")
-    page = compose(Results.of("results.db", done))
-    return tuple(row for section in page.sections for row in section.rows)
+    done = (run for run in runs if run.status == "done")
+    return tuple(row for section in composed(done).sections for row in section.rows)
 
 
 def test_hardware_and_emulator_never_meet(samples: Samples) -> None:
     runs = [run for run in samples["mixed"] if run.status == "done"]
-    page = compose(Results.of("results.db", tuple(runs)))
-    assert [section.emulator for section in page.sections] == [False, True]
-    for section in page.sections:
+    sections = composed(runs).sections
+    assert [section.emulator for section in sections] == [False, True]
+    for section in sections:
         behind = [run for row in section.rows for run in row.runs]
         behind += [s.run for c in section.changes for n in c.series.nights for s in n.sessions]
         behind += [run for row in section.perplexities for run in row.runs]
@@ -96,18 +84,10 @@ def test_a_row_has_the_newest_versions_and_settings_and_says_what_it_leaves_out(
     assert row.remarks[0] == f"The row leaves out 2 runs before: {words}"
 
 
-@pytest.mark.parametrize(
-    "difference",
-    [
-        {"device__android_version": "16"},
-        {"provenance__toolchain_versions": {}},
-        {"concurrent_sessions": 3},
-    ],
-    ids=str,
-)
-def test_phones_of_one_kind_are_averaged(samples: Samples, difference: dict[str, object]) -> None:
+def test_phones_of_one_kind_are_averaged(samples: Samples) -> None:
     run = samples["emulator"][0]
-    (row,) = rows([run, changed(run, id="f" * 32, **difference)])
+    changes = {"device__android_version": "16", "provenance__toolchain_versions": {}}
+    (row,) = rows([run, changed(run, id="f" * 32, concurrent_sessions=3, **changes)])
     assert len(row.runs) == 2
 
 
@@ -148,7 +128,7 @@ def nights_of(loss: float, *, nights: int = 14, since: int = 11) -> list[Run]:
 
 
 def test_a_loss_over_nights_is_not_hidden_in_a_mean() -> None:
-    (section,) = compose(Results.of("r", nights_of(0.3))).sections
+    (section,) = composed(nights_of(0.3)).sections
     (row,) = section.rows
     assert len(row.runs) == 6
     assert row.cells["prefill_tokens_per_s"].stats.mean == pytest.approx(1190, rel=0.02)
@@ -224,8 +204,9 @@ def test_a_quick_perplexity_does_not_replace_a_thorough_one(samples: Samples) ->
     assert definition is not None
     few = definition.model_copy(update={"windows": 2, "tokens": 320})
     only_device = tuple(m for m in thorough.measurements if m.metric == PERPLEXITY)
+    at = thorough.created_at + timedelta(days=1)
     quick = changed(thorough, id="f" * 32, workload__perplexity=few, measurements=only_device)
-    quick = quick.model_copy(update={"created_at": thorough.created_at + timedelta(days=1)})
+    quick = changed(quick, created_at=at)
     for runs in ([bench, thorough, quick], [thorough, quick]):
         (row,) = rows(runs)
         assert row.perplexity is not None
@@ -325,15 +306,15 @@ def test_a_task_has_a_row_of_its_own_and_none_among_speeds(samples: Samples) -> 
         measurements=tuple(Measurement(metric=key, value=value) for key, value in values.items()),
     )
     later = changed(run, id="f" * 32, workload__sampler={**run.workload.sampler, "rows": 9})
-    results = Results.of("results.db", (run,))
-    (section,) = compose(results).sections
+    page = composed([run])
+    (section,) = page.sections
     assert section.rows == ()
     (row,) = section.tasks
     assert (row.task, row.show("accuracy"), row.show("prompts_strict")) == (
         "kjv_cloze", "75.0 ± 5.0 %", "",
     )  # fmt: skip
     assert [metric.key for metric in section.task_metrics] == ["accuracy", "choice_agreement"]
-    assert to_document(compose(results), "report.html")["tasks"]
+    assert to_document(page, "report.html")["tasks"]
     (newest,) = task_rows([run, later])
     assert [each.id for each in newest.runs] == [later.id]
     assert newest.remarks

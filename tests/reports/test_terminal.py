@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.importing.importer import import_file
+from harness.importing.importer import read_runs, store_runs
 from harness.results.records import Run
 from harness.results.store import ResultsStore
 from reports import html_file, page, terminal
-from reports.content import Results
 from tests.reports import lab
-from tests.reports.conftest import START, Sample, speeds
+from tests.reports.conftest import START, Sample, changed, composed, speeds
 
 _PHONES = [*lab.sessions(), *lab.comparison()]
 _ALL = ("Prefill", "Decode", "TTFT", "Init", "Memory", "Perplexity", "in float", "grade")
@@ -34,13 +33,17 @@ def _emulated(model: str = "tiny_llama") -> list[Run]:
 
 def _shown(runs: list[Run], width: int | None) -> str:
     """What is printed on a terminal that is so wide, or into a pipe; one without colours."""
+    return _printed(composed(runs), width)
+
+
+def _printed(whole: page.Page, width: int | None) -> str:
+    file = io.StringIO()
     console = Console(
-        file=io.StringIO(), width=width or 60, force_terminal=width is not None,
-        color_system=None, highlight=False,
+        file=file, width=width or 60, force_terminal=width is not None, color_system=None,
+        highlight=False,
     )  # fmt: skip
-    terminal.print_page(page.compose(Results.of("results.db", tuple(runs))), console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    terminal.print_page(whole, console)
+    return file.getvalue()
 
 
 def _table(text: str) -> list[str]:
@@ -56,7 +59,7 @@ def test_a_terminal_gets_whole_words_and_numbers(runs: list[Run], width: int) ->
     assert max(map(len, text.splitlines())) <= width
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     table = "\n".join(_table(text))
-    (row, *_) = page.compose(Results.of("results.db", tuple(runs))).sections[0].rows
+    (row, *_) = composed(runs).sections[0].rows
     names = (row.subject.model, row.subject.target, row.label)
     for word in (*names, "Prefill", "tokens/s", "Decode"):
         assert re.search(rf"(?<!\S){re.escape(word)}(?!\S)", table), (word, table)
@@ -109,20 +112,15 @@ def test_a_pipe_gets_everything_and_no_spaces_at_the_end() -> None:
 
 def test_rows_that_look_alike_name_their_containers() -> None:
     runs = [run for run in lab.comparison(0.2) if run.label]
-    longer = {"sha256": "b" * 64, "cl": 512, "precision": "W4A16"}
-    runs = [
-        run.model_copy(update={"container": run.container.model_copy(update=longer)})
-        if run.label == "B"
-        else run
-        for run in runs
-    ]
+    longer: dict[str, object] = {
+        "container__sha256": "b" * 64, "container__cl": 512, "container__precision": "W4A16"
+    }  # fmt: skip
+    runs = [changed(run, **longer) if run.label == "B" else run for run in runs]
     text = _shown(runs, None)
     table = "\n".join(_table(text))
     a = runs[0].container.sha256[:12]
-    assert "Llama-3.2-1B W8A16" in table
-    assert "AR 1, 128, CL 4096" in table
-    assert "Llama-3.2-1B W4A16" in table
-    assert "AR 1, 128, CL 512" in table
+    for words in ("1B W8A16", "AR 1, 128, CL 4096", "1B W4A16", "AR 1, 128, CL 512"):
+        assert words in table
     told = (
         f"A is Llama-3.2-1B W8A16, AR 1, 128, CL 4096 ({a}), "
         f"B is Llama-3.2-1B W4A16, AR 1, 128, CL 512 ({'b' * 12}), pp64+tg16"
@@ -159,13 +157,9 @@ def test_identical_failures_are_one_line() -> None:
     for number, (phone, serial) in enumerate(zip(phones, serials, strict=True)):
         error = f"device {serial}: `sh run.sh` in run {number:032x} exited with 134"
         failed = phone.run(number, "bench", {}, status="failed", error=error)
-        device = failed.device.model_copy(update={"serial": serial})
-        runs.append(failed.model_copy(update={"device": device}))
+        runs.append(changed(failed, device__serial=serial))
     runs.append(phones[0].run(4, "bench", {}, status="failed", error="the runner hung"))
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    terminal.print_page(page.compose(Results.of("results.db", tuple(runs))), console)
-    assert isinstance(console.file, io.StringIO)
-    verdict, first, second = console.file.getvalue().splitlines()
+    verdict, first, second = _shown(runs, None).splitlines()
     assert verdict == "4 recent runs without a result"
     assert first.startswith(
         "x bench of tiny_llama W8A16 on 2 devices, 3 times from 2026-11-20 09:30 "
@@ -180,8 +174,7 @@ def test_what_many_rows_share_is_said_once() -> None:
     runs = []
     for number in range(4):
         run = phone.run(number, "bench", values)
-        work = run.workload.model_copy(update={"prompt_tokens": 64 + number})
-        runs.append(run.model_copy(update={"workload": work}))
+        runs.append(changed(run, workload__prompt_tokens=64 + number))
     text = _shown(runs, None)
     assert text.count("the output was compared neither") == 1
     assert "! 4 of 4 rows: Unchecked" in text
@@ -207,18 +200,15 @@ def test_thirty_nights_of_another_tool_are_a_row_for_each_test(tmp_path: Path) -
             with written.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
     with ResultsStore.open(database) as store:
-        import_file(store, written)
-    composed = page.compose(page.load(str(database)))
-    (section,) = composed.sections
+        store_runs(store, read_runs(written))
+    whole = page.compose(page.load(str(database)))
+    (section,) = whole.sections
     assert (section.key, section.title) == ("imported", "from llama-bench")
     assert sorted(row.label for row in section.rows) == ["pp512", "tg128"]
     changed = "llama.cpp 000000d (5013) → 000000e (5014)"
     expected = (f"The row leaves out 28 runs before: {changed}",)
     assert [row.remarks for row in section.rows] == [expected] * 2
-    console = Console(file=io.StringIO(), width=120, color_system=None)
-    terminal.print_page(composed, console)
-    assert isinstance(console.file, io.StringIO)
-    printed = console.file.getvalue()
+    printed = _printed(whole, 120)
     assert len(printed.splitlines()) < 20
     assert "nchecked" not in printed
-    assert "Hexagon" not in html_file.render(composed, START)
+    assert "Hexagon" not in html_file.render(whole, START)

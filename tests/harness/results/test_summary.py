@@ -10,9 +10,7 @@ from harness.pytest_plugin.measurements import format_table
 from harness.results.comparison import compare_runs
 from harness.results.metrics import find_metric, remark_on, summarise
 from harness.results.stability import grade_runs
-from reports import page
-from reports.content import Results
-from tests.reports.conftest import Sample
+from tests.reports.conftest import Sample, changed, composed
 
 VALUES = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=12)
 
@@ -79,19 +77,14 @@ def test_report_plugin_grade_and_comparison_show_the_same_numbers() -> None:
         for number, values in enumerate(rates)
         for side, factor in (("A", 1.0), ("B", 0.9))
     ]  # fmt: skip
-    b_sha256 = {"sha256": "b" * 64}
-    runs = [
-        run.model_copy(update={"container": run.container.model_copy(update=b_sha256)})
-        if run.label == "B"
-        else run
-        for run in runs
-    ]
+    sha256s = {"A": "f" * 64, "B": "b" * 64}
+    runs = [changed(run, container__sha256=sha256s[run.label]) for run in runs]
     a_runs = [run for run in runs if run.label == "A"]
     expected = summarise([run.values(key) for run in a_runs])
     assert expected is not None
     assert expected.cv is not None
 
-    (section,) = page.compose(Results.of("results.db", tuple(runs))).sections
+    (section,) = composed(runs).sections
     row = next(row for row in section.rows if row.runs == tuple(a_runs))
     assert row.cells[key].stats == expected
     assert row.cells[key].text == expected.show(find_metric(key))
