@@ -9,8 +9,7 @@ import pytest
 from harness.devices.device import Device
 from harness.results.metrics import Measurement
 from harness.results.records import Run, TelemetrySeries
-from harness.results.store import ResultsStore, RunFilter
-from suites.models import tiny_llama
+from harness.results.store import ResultsStore
 from tests.command_line import Done, qnnfarm
 from tests.harness.results.places import PostgresqlPlace
 
@@ -105,19 +104,6 @@ def test_what_is_benched_is_kept_there(
         kept = store.get_run(first["id"])
         assert (kept.status, len(kept.values("decode_tokens_per_s"))) == ("done", 1)
         assert store.telemetry(first["id"])
-
-
-def test_what_is_scored_is_kept_there(
-    measuring: Callable[..., Done],
-    postgresql: PostgresqlPlace,
-    small_bundle: Path,
-) -> None:
-    text = tiny_llama.folder() / "text" / "heldout.txt"
-    scored = measuring("perplexity", small_bundle, "--text", text, "--windows", "1", "--json")
-    assert scored.returncode == 0, scored.stderr
-    with ResultsStore.open(postgresql.location, create=False) as store:
-        (run,) = store.list_runs(RunFilter(kind="perplexity"))
-    assert run.values("perplexity") == (json.loads(scored.stdout)["perplexity"],)
 
 
 PLAN = """

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.results.comparison import Pair, compare
-from harness.results.metrics import find_metric
+from harness.results.metrics import Metric, find_metric
 from harness.results.statistics.paired import min_pairs
 from harness.results.verdicts import Verdict
 
@@ -35,34 +35,27 @@ def test_a_regression_is_seen_through_a_common_drift() -> None:
     assert found.reason.startswith("9.9% worse (at least 9.5%")
 
 
-def test_an_improvement_is_no_regression() -> None:
-    found = compare(pairs(1.1, 1.12, 1.09, 1.1, 1.11), metric=DECODE)
-    assert found.verdict is Verdict.IMPROVED
-
-
-def test_for_times_more_is_worse() -> None:
-    found = compare(pairs(1.1, 1.12, 1.09, 1.1, 1.11), metric=TTFT)
-    assert found.verdict is Verdict.REGRESSED
-
-
-def test_the_same_is_the_same() -> None:
-    found = compare(pairs(1.0, 1.01, 0.99, 1.005, 0.995), metric=DECODE)
-    assert found.verdict is Verdict.NO_DIFFERENCE
-    assert found.reason == "a loss of more than 5.0% is ruled out"
-
-
-def test_a_small_loss_is_within_the_threshold() -> None:
-    ratios = (0.97, 0.972, 0.968, 0.971, 0.97)
-    assert compare(pairs(*ratios), metric=DECODE).verdict is Verdict.NO_DIFFERENCE
-    sharp = compare(pairs(*ratios), metric=DECODE, threshold=0.01)
-    assert sharp.verdict is Verdict.REGRESSED
-
-
-def test_noise_is_no_pass() -> None:
-    """A gate that saw nothing must not say that all is well."""
-    found = compare(pairs(0.8, 1.2, 0.85, 1.15, 1.0, 0.95), metric=DECODE)
-    assert found.verdict is Verdict.NO_VERDICT
-    assert "run more of them" in found.reason
+@pytest.mark.parametrize(
+    ("ratios", "metric", "threshold", "verdict", "reason"),
+    [
+        ((1.1, 1.12, 1.09, 1.1, 1.11), DECODE, 0.05, Verdict.IMPROVED, "better"),
+        ((1.1, 1.12, 1.09, 1.1, 1.11), TTFT, 0.05, Verdict.REGRESSED, "worse"),
+        (
+            (1.0, 1.01, 0.99, 1.005, 0.995), DECODE, 0.05, Verdict.NO_DIFFERENCE,
+            "a loss of more than 5.0% is ruled out",
+        ),
+        ((0.97, 0.972, 0.968, 0.971, 0.97), DECODE, 0.05, Verdict.NO_DIFFERENCE, "ruled out"),
+        ((0.97, 0.972, 0.968, 0.971, 0.97), DECODE, 0.01, Verdict.REGRESSED, "worse"),
+        # A gate that saw nothing must not say that all is well.
+        ((0.8, 1.2, 0.85, 1.15, 1.0, 0.95), DECODE, 0.05, Verdict.NO_VERDICT, "run more of them"),
+    ],
+)  # fmt: skip
+def test_verdicts(
+    ratios: tuple[float, ...], metric: Metric, threshold: float, verdict: Verdict, reason: str
+) -> None:
+    found = compare(pairs(*ratios), metric=metric, threshold=threshold)
+    assert found.verdict is verdict
+    assert reason in found.reason
 
 
 def test_too_few_pairs_are_no_data() -> None:

@@ -9,17 +9,25 @@ import pytest
 
 from harness.errors import CorruptRunError, NotStoredError
 from harness.results import alerts, history
-from harness.results.history import Series, SeriesFilter, iterate_series, read_series
+from harness.results.history import (
+    Series,
+    SeriesFilter,
+    find_series,
+    iterate_series,
+    read_series,
+)
 from harness.results.metrics import Measurement, find_metric
-from harness.results.records import Run
+from harness.results.records import Run, RunHead, RunMeans
 from harness.results.statistics import changes
 from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore
 from harness.results.turnover import find_turnover
 from tests.harness.results.places import Place
+from tests.reports.conftest import changed
 
 DECODE = SeriesFilter(("decode_tokens_per_s",))
 FIRST = datetime(2026, 1, 1, 22, 0, tzinfo=UTC)
+DECODE_50 = Measurement(metric="decode_tokens_per_s", value=50.0)
 WOBBLE = (0.0, 0.3, -0.2, 0.1, -0.4, 0.2, -0.1)
 Fill = Callable[..., None]
 
@@ -32,22 +40,18 @@ def fill(store: ResultsStore, make_run: Callable[..., Run]) -> Fill:
         for night, level in enumerate(levels, start):
             for session in range(2):
                 value = level + WOBBLE[(3 * night + session) % len(WOBBLE)]
-                base = make_run()
                 run = make_run(
                     status="done",
                     created_at=FIRST + timedelta(days=night, hours=3 * session),
                     session=session,
-                    provenance=base.provenance.model_copy(
-                        update={"git_commit": f"{night:02d}" * 20}
-                    ),
                     measurements=(
                         Measurement(metric="decode_tokens_per_s", value=1.0, is_warmup=True),
                         Measurement(metric="decode_tokens_per_s", value=value),
                         Measurement(metric="decode_tokens_per_s", value=value, repetition=1),
                     ),
-                    **changes,
                 )
-                store.write_run(run)
+                commit = f"{night:02d}" * 20
+                store.write_run(changed(run, provenance__git_commit=commit, **changes))
 
     return write
 
@@ -78,30 +82,20 @@ def test_a_loss_has_its_night_and_commits(store: ResultsStore, fill: Fill) -> No
 
 
 @IN_A_FILE
-def test_another_container_of_one_name_goes_on_with_the_series(
+def test_containers_and_settings_are_no_identity_and_a_change_names_them(
     store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
 ) -> None:
-    container = make_run().container
     fill([50.0] * 20)
-    fill([40.0] * 3, start=20, container=container.model_copy(update={"sha256": "b" * 64}))
-    series = decode(store)
-    (change,) = series.changes
-    assert f"container {'a' * 12} → {'b' * 12}" in series.differences(change)
-
-
-@IN_A_FILE
-def test_a_setting_is_no_identity_and_a_change_names_it(
-    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
-) -> None:
-    work = make_run().workload
-    fill([50.0] * 20)
-    settings = {**work.sampler, "flash_attn": True, "seed": 7}
-    changed = work.model_copy(update={"sampler": settings, "runner": "genie-t2t-run"})
-    fill([40.0] * 3, start=20, workload=changed, concurrent_sessions=3)
+    settings = {**make_run().workload.sampler, "flash_attn": True, "seed": 7}
+    fill(
+        [40.0] * 3, start=20, workload__sampler=settings, workload__runner="genie-t2t-run",
+        concurrent_sessions=3, container__sha256="b" * 64,
+    )  # fmt: skip
     series = decode(store)
     (change,) = series.changes
     assert change.night == 20
     assert series.differences(change) == (
+        f"container {'a' * 12} → {'b' * 12}",
         "flash_attn none → True",
         "runner genie_t2t_run.py → genie-t2t-run",
         "seed 42 → 7",
@@ -110,40 +104,34 @@ def test_a_setting_is_no_identity_and_a_change_names_it(
 
 
 @IN_A_FILE
-def test_runs_that_are_not_comparable_make_another_series(
-    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
-) -> None:
-    run = make_run()
+def test_runs_that_are_not_comparable_make_another_series(store: ResultsStore, fill: Fill) -> None:
     fill([50.0] * 2)
-    fill([60.0] * 2, device=run.device.model_copy(update={"emulator": False}))
-    fill([70.0] * 2, container=run.container.model_copy(update={"precision": "W4A16"}))
-    fill([80.0] * 2, workload=run.workload.model_copy(update={"prompt_tokens": 32}))
+    fill([60.0] * 2, device__emulator=False)
+    fill([70.0] * 2, container__precision="W4A16")
+    fill([80.0] * 2, workload__prompt_tokens=32)
     fill([50.0] * 2, label="head/phone/bench#1")
     fill([50.0] * 2, label="base/phone/bench#1")
     assert len(read_series(store, DECODE)) == 6
 
 
 @IN_A_FILE
-def test_what_ends_and_what_begins_is_news(
-    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
-) -> None:
+def test_what_ends_and_what_begins_is_news(store: ResultsStore, fill: Fill) -> None:
     def turnover() -> tuple[str, ...]:
         return find_turnover(read_series(store, DECODE))
 
-    run = make_run()
-    other = run.device.model_copy(update={"soc": "SM8650", "model": "older"})
-    smaller = run.container.model_copy(update={"precision": "W4A16"})
-    fill([50.0] * 20, label="head/phone/bench#1")
-    fill([30.0] * 17, device=other)
+    head: dict[str, object] = {"label": "head/phone/bench#1"}
+    smaller = {**head, "container__precision": "W4A16"}
+    fill([50.0] * 20, **head)
+    fill([30.0] * 17, device__soc="SM8650", device__model="older")
     assert [line.rpartition(":")[2] for line in turnover()] == [" no results since 2026-01-17"]
-    fill([60.0], start=20, label="head/phone/bench#1", container=smaller)
+    fill([60.0], start=20, **smaller)
     ended, left = turnover()
     assert ended.startswith("head: tiny_llama W8A16, AR 1, 32, CL 192, pp64+tg16 on SM8750 ")
     assert ended.endswith(
         ": no results since 2026-01-20; since 2026-01-21 with precision W8A16 → W4A16"
     )
     assert left.endswith("older): no results since 2026-01-17")
-    fill([60.0] * 14, start=21, label="head/phone/bench#1", container=smaller)
+    fill([60.0] * 14, start=21, **smaller)
     assert turnover() == ()
     fill([60.0], start=35, labels={"team": "camera"})
     assert [line.rpartition(":")[2] for line in turnover()] == [" first results on 2026-02-05"]
@@ -171,12 +159,9 @@ def test_filters_choose_runs(store: ResultsStore, fill: Fill) -> None:
 
 
 @IN_A_FILE
-def test_a_part_of_a_history_has_the_changes_of_the_whole(
-    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
-) -> None:
-    device = make_run().device
-    fill([50.0] * 20 + [40.0] * 6, device=device.model_copy(update={"serial": "a"}))
-    fill([50.0] * 3, start=10, device=device.model_copy(update={"serial": "b"}))
+def test_a_part_of_a_history_has_the_changes_of_the_whole(store: ResultsStore, fill: Fill) -> None:
+    fill([50.0] * 20 + [40.0] * 6, device__serial="a")
+    fill([50.0] * 3, start=10, device__serial="b")
     (whole,) = decode(store).changes
     for since in (None, FIRST + timedelta(days=17, hours=-1)):
         (part,) = read_series(store, SeriesFilter(DECODE.metrics, device="B", since=since))
@@ -204,70 +189,76 @@ def test_a_loss_is_told_once_and_fixed_by_its_recovery(store: ResultsStore, fill
     assert (settled.state, settled.note) == ("fixed", f"recovered on 2026-01-29 at {'28' * 6}")
 
 
+@pytest.fixture(scope="module")
+def flat(make_run: Callable[..., Run]) -> Series:
+    """Thirty nights at one level, to which tests give the changes that are judged."""
+    run = make_run(status="done", measurements=[DECODE_50])
+    runs = [
+        changed(
+            run,
+            id=f"{night:032x}",
+            created_at=FIRST + timedelta(days=night),
+            provenance__git_commit=f"{night:02d}" * 20,
+        )
+        for night in range(30)
+    ]
+    (series,) = find_series(map(RunMeans.of, runs), list(map(RunHead.of, runs)), DECODE.metrics)
+    return series
+
+
 @IN_A_FILE
-def test_an_alert_that_the_series_refutes_is_fixed(store: ResultsStore, fill: Fill) -> None:
-    fill([50.0] * 20)
+def test_an_alert_that_the_series_refutes_is_fixed(store: ResultsStore, flat: Series) -> None:
     change = Change(12, 13, 0.95, is_loss=True)
-    series = replace(decode(store), changes=(change,))
-    (alert,) = alerts.review(store, [series])
+    (alert,) = alerts.review(store, [replace(flat, changes=(change,))])
     assert alert.state == "open"
-    later = replace(series, changes=(), refuted=(replace(change, refuted=16),))
+    later = replace(flat, refuted=(replace(change, refuted=16),))
     assert alerts.review(store, [later]) == ()
     (settled,) = alerts.list_alerts(store)
-    assert settled.state == "fixed"
-    assert settled.note == "refuted: back at the old level by itself, 2026-01-17"
+    note = "refuted: back at the old level by itself, 2026-01-17"
+    assert (settled.state, settled.note) == ("fixed", note)
     assert alerts.assess([later], []) == ()
 
 
 @IN_A_FILE
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_loss_whose_recovery_is_refuted_is_open_again(
-    store: ResultsStore, fill: Fill, *, by_hand: bool
+    store: ResultsStore, flat: Series, *, by_hand: bool
 ) -> None:
     """The series stands at the new level; what somebody settled stays settled."""
-    fill([50.0] * 20)
     loss, gain = Change(8, 9, 0.95, is_loss=True), Change(13, 15, 1.05, is_loss=False)
-    series = replace(decode(store), changes=(loss, gain))
-    (alert,) = alerts.review(store, [replace(series, changes=(loss,))])
+    (alert,) = alerts.review(store, [replace(flat, changes=(loss,))])
     alerts.mark_told(store, [alert.id])
     if by_hand:
         alerts.set_state(store, [alert.id], "fixed", note="a new fan")
-    alerts.review(store, [series])
+    alerts.review(store, [replace(flat, changes=(loss, gain))])
     assert alerts.list_alerts(store)[0].state == "fixed"
-    refuted = replace(series, changes=(loss,), refuted=(replace(gain, refuted=18),))
+    refuted = replace(flat, changes=(loss,), refuted=(replace(gain, refuted=18),))
+    told = ("fixed", "a new fan") if by_hand else ("open", "its recovery was refuted, 2026-01-19")
     for _ in range(2):
         assert alerts.review(store, [refuted]) == ()
         (again,) = alerts.list_alerts(store)
-        told = (
-            ("fixed", "a new fan") if by_hand else ("open", "its recovery was refuted, 2026-01-19")
-        )
         assert (again.state, again.note) == told
         assert alerts.list_untold(store) == ()
 
 
 @IN_A_FILE
-def test_each_of_two_losses_has_its_alert(store: ResultsStore, fill: Fill) -> None:
-    fill([50.0] * 20)
+def test_each_of_two_losses_has_its_alert(store: ResultsStore, flat: Series) -> None:
     first, second = Change(12, 13, 0.9, is_loss=True), Change(14, 15, 0.6, is_loss=True)
-    series = replace(decode(store), changes=(first,))
-    (one,) = alerts.review(store, [series])
-    both = replace(series, changes=(first, second))
+    (one,) = alerts.review(store, [replace(flat, changes=(first,))])
+    both = replace(flat, changes=(first, second))
     (other,) = alerts.review(store, [both])
     assert (one.loss, other.loss) == ("-10.0%", "-40.0%")
     matched = alerts.match_alerts(both, alerts.list_alerts(store))
-    assert {change.night: alert.id for change, alert in matched.items()} == {
-        12: one.id,
-        14: other.id,
-    }
+    assert {change: alert.id for change, alert in matched.items()} == {
+        first: one.id, second: other.id
+    }  # fmt: skip
 
 
 @IN_A_FILE
 def test_a_refuted_change_leaves_the_alert_of_another_loss_alone(
-    store: ResultsStore, fill: Fill
+    store: ResultsStore, flat: Series
 ) -> None:
-    fill([50.0] * 20)
-    standing = Change(12, 13, 0.9, is_loss=True)
-    series = replace(decode(store), changes=(standing,))
+    series = replace(flat, changes=(Change(12, 13, 0.9, is_loss=True),))
     (alert,) = alerts.review(store, [series])
     refuted = Change(14, 15, 0.97, is_loss=True, refuted=18)
     alerts.review(store, [replace(series, refuted=(refuted,))])
@@ -276,29 +267,25 @@ def test_a_refuted_change_leaves_the_alert_of_another_loss_alone(
 
 @IN_A_FILE
 def test_an_alert_has_the_facts_of_its_history_and_its_own_state(
-    store: ResultsStore, fill: Fill
+    store: ResultsStore, flat: Series
 ) -> None:
-    fill([50.0] * 20)
-    found = Change(12, 13, 0.9, is_loss=True)
-    series = replace(decode(store), changes=(found,))
-    (alert,) = alerts.review(store, [series])
+    loss = Change(12, 13, 0.9, is_loss=True)
+    (alert,) = alerts.review(store, [replace(flat, changes=(loss,))])
     alerts.set_state(store, [alert.id], "acknowledged", note="AN-12")
-    moved = replace(series, changes=(replace(found, night=11, ratio=0.92),))
+    moved = replace(flat, changes=(replace(loss, night=11, ratio=0.92),))
     assert alerts.review(store, [moved]) == ()
     (later,) = alerts.list_alerts(store)
     assert (later.id, later.state, later.note) == (alert.id, "acknowledged", "AN-12")
-    assert (later.loss, later.began_at) == ("-8.0%", series.nights[11].at)
-    assert later.bad_commit == series.nights[11].commit
+    assert (later.loss, later.began_at) == ("-8.0%", flat.nights[11].at)
+    assert later.bad_commit == flat.nights[11].commit
 
 
 @IN_A_FILE
 def test_a_loss_that_the_database_holds_no_more_is_open_until_it_recovers(
-    store: ResultsStore, fill: Fill
+    store: ResultsStore, flat: Series
 ) -> None:
-    fill([50.0] * 30)
-    series = replace(decode(store), changes=(Change(12, 13, 0.9, is_loss=True),))
-    (alert,) = alerts.review(store, [series])
-    pruned = replace(series, nights=series.nights[15:], changes=())
+    (alert,) = alerts.review(store, [replace(flat, changes=(Change(12, 13, 0.9, is_loss=True),))])
+    pruned = replace(flat, nights=flat.nights[15:])
     alerts.review(store, [pruned])
     assert alerts.list_alerts(store) == (alert,)
     alerts.review(store, [replace(pruned, changes=(Change(8, 9, 1.1, is_loss=False),))])
@@ -309,15 +296,11 @@ def test_a_loss_that_the_database_holds_no_more_is_open_until_it_recovers(
 
 @IN_A_FILE
 def test_a_change_has_the_ratio_of_its_levels_with_each_phone_against_itself(
-    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
+    store: ResultsStore, fill: Fill
 ) -> None:
     """The faster phone measured most of the old nights, and the slower one all of the new ones."""
-    phones = [make_run().device.model_copy(update={"serial": name}) for name in "ab"]
-    for number in range(24):
-        loss = 1.0 if number < 20 else 0.9
-        fill([50.0 * loss], start=number, device=phones[0])
-        if number < 16:
-            fill([60.0 * loss], start=number, device=phones[1])
+    fill([50.0] * 20 + [45.0] * 4, device__serial="a")
+    fill([60.0] * 16, device__serial="b")
     (change,) = decode(store).changes
     assert change.ratio == pytest.approx(0.9, abs=0.01)
 
@@ -367,26 +350,23 @@ def test_histories_are_the_same_some_subjects_at_a_time(
 
 
 @IN_A_FILE
-@pytest.mark.parametrize("state", ["acknowledged", "expected", "fixed"])
-def test_a_settled_loss_stays_settled(
-    store: ResultsStore, fill: Fill, state: alerts.AlertState
-) -> None:
-    fill([50.0] * 20 + [40.0] * 2)
-    (alert,) = alerts.review(store, read_series(store, DECODE))
-    (changed,) = alerts.set_state(store, [alert.id[:4]], state, note="the new Genie")
-    assert (changed.id, changed.state, changed.note) == (alert.id, state, "the new Genie")
-    fill([40.0] * 3, start=22)
-    alerts.review(store, read_series(store, DECODE))
-    (kept,) = alerts.list_alerts(store)
-    assert (kept.id, kept.state) == (alert.id, state)
+def test_a_settled_loss_stays_settled(store: ResultsStore, flat: Series) -> None:
+    loss = Change(20, 21, 0.8, is_loss=True)
+    (alert,) = alerts.review(store, [replace(flat, changes=(loss,))])
+    states: tuple[alerts.AlertState, ...] = ("acknowledged", "expected", "fixed")
+    for state in states:
+        (settled,) = alerts.set_state(store, [alert.id[:4]], state, note="the new Genie")
+        assert (settled.id, settled.state, settled.note) == (alert.id, state, "the new Genie")
+        alerts.review(store, [replace(flat, changes=(replace(loss, ratio=0.79),))])
+        (kept,) = alerts.list_alerts(store)
+        assert (kept.id, kept.state) == (alert.id, state)
 
 
 @IN_A_FILE
-def test_alerts_of_one_cause_are_one_group(store: ResultsStore, fill: Fill) -> None:
-    fill([50.0] * 20 + [40.0] * 2)
-    (one,) = alerts.review(store, read_series(store, DECODE))
-    fill([50.0] * 20 + [40.0] * 2, labels={"team": "camera"})
-    (other,) = alerts.review(store, read_series(store, DECODE))
+def test_alerts_of_one_cause_are_one_group(store: ResultsStore, flat: Series) -> None:
+    lost = replace(flat, changes=(Change(20, 21, 0.8, is_loss=True),))
+    (one,) = alerts.review(store, [lost])
+    (other,) = alerts.review(store, [replace(lost, subject="another")])
     (group,) = alerts.group_alerts([one, other])
     assert {alert.id for alert in group} == {one.id, other.id}
 

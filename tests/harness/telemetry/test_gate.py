@@ -42,86 +42,71 @@ def test_a_wait_is_told_once_and_only_if_there_is_one(begins_at_c: float, told: 
     assert said == [words] * told
 
 
-def test_it_opens_as_soon_as_the_hottest_zone_is_below() -> None:
-    record, _ = run(lambda t: {"cpu": 60 - t / 2, "skin": 35.0})
-    assert record.outcome == "met"
-    assert 40 <= record.waited_s <= 43
-    assert record.before == 60.0
-    assert record.after == pytest.approx(39.5, abs=0.6)
-
-
-def test_it_says_when_it_did_not_cool_in_time() -> None:
-    record, clock = run(lambda t: {"cpu": 60 - t / 100}, max_wait_s=31.0)
-    assert record.outcome == "not-met"
-    assert record.waited_s == pytest.approx(31)
-    assert sum(clock.slept) == pytest.approx(31)
-    assert "not cooled: cpu is at 59.69 C above 40 C after 31 s" in record.reason
-
-
-def test_a_stable_temperature_will_do_when_it_may() -> None:
-    def cooling(t: float) -> Reading:
-        return {"cpu": 45 + 20 * 0.9**t, "skin": 36.0 + (t % 4) / 20}
-
-    record, _ = run(cooling, stable_s=20.0)
-    assert record.outcome == "met"
-    assert 40 < record.waited_s < 90
-    assert "no zone moved more than 0.5 C in 20 s" in record.reason
-
-
-def test_stable_is_not_said_before_the_whole_window_was_seen() -> None:
-    record, _ = run(lambda t: {"cpu": 50.0, "skin": 40.0 + (t % 4) / 20}, stable_s=20.0)
-    assert record.waited_s >= 20
-
-
-def test_a_moving_zone_is_not_stable() -> None:
-    record, _ = run(lambda t: {"cpu": 50.0 + t / 20}, stable_s=20.0, max_wait_s=100.0)
-    assert record.outcome == "not-met"
-    assert "not stable either" in record.reason
-
-
-def test_a_stuck_hot_sensor_does_not_hold_the_gate_shut() -> None:
-    record, _ = run(lambda t: {"cpu": max(30.0, 60 - t), "broken": 85.0})
-    assert record.outcome == "met"
-    assert "ignored as stuck: broken" in record.reason
-    assert record.waited_s < 60
-
-
-def test_a_constant_temperature_alone_is_not_taken_for_a_stuck_sensor() -> None:
-    record, _ = run(lambda t: {"cpu": 85.0, "skin": 36 + (t % 2) / 10}, max_wait_s=60.0)
-    assert record.outcome == "not-met"
-
-
-def test_a_stuck_cool_sensor_does_not_open_it() -> None:
-    record, _ = run(lambda t: {"cpu": 70.0 - t / 50, "broken": 25.0}, max_wait_s=60.0)
-    assert record.outcome == "not-met"
+@pytest.mark.parametrize(
+    ("temperatures", "options", "outcome", "waited_s", "reason"),
+    [
+        # It opens as soon as the hottest zone is below.
+        (lambda t: {"cpu": 60 - t / 2, "skin": 35.0}, {}, "met", (40, 43), ""),
+        (
+            lambda t: {"cpu": 60 - t / 100}, {"max_wait_s": 31.0}, "not-met", (31, 31),
+            "not cooled: cpu is at 59.69 C above 40 C after 31 s",
+        ),
+        # A stable temperature will do where it may, once the whole window was seen.
+        (
+            lambda t: {"cpu": 45 + 20 * 0.9**t, "skin": 36.0 + (t % 4) / 20}, {"stable_s": 20.0},
+            "met", (40, 90), "no zone moved more than 0.5 C in 20 s",
+        ),
+        (
+            lambda t: {"cpu": 50.0, "skin": 40.0 + (t % 4) / 20}, {"stable_s": 20.0}, "met",
+            (20, 300), "",
+        ),
+        (
+            lambda t: {"cpu": 50.0 + t / 20}, {"stable_s": 20.0, "max_wait_s": 100.0}, "not-met",
+            (100, 100), "not stable either",
+        ),
+        # A stuck sensor neither holds the gate shut nor opens it; one zone alone is not stuck.
+        (
+            lambda t: {"cpu": max(30.0, 60 - t), "broken": 85.0}, {}, "met", (0, 60),
+            "ignored as stuck: broken",
+        ),
+        (
+            lambda t: {"cpu": 85.0, "skin": 36 + (t % 2) / 10}, {"max_wait_s": 60.0}, "not-met",
+            (60, 60), "",
+        ),
+        (
+            lambda t: {"cpu": 70.0 - t / 50, "broken": 25.0}, {"max_wait_s": 60.0}, "not-met",
+            (60, 60), "",
+        ),
+        # Sensors that all lie are not waited for long; those that come and go are.
+        (lambda _: {}, {}, "unavailable", (0, 10), "no temperature that can be believed"),
+        (lambda t: {"cpu": 60 - t} if int(t) % 8 == 0 else {}, {}, "met", (0, 300), ""),
+        # Only the zones asked for count.
+        (
+            lambda _: {"cpu": 70.0, "skin-therm": 33.0}, {"zones": ("skin*", "battery")}, "met",
+            (0, 0), "",
+        ),
+    ],
+)  # fmt: skip
+def test_the_gate(
+    temperatures: Callable[[float], Reading],
+    options: dict[str, float | tuple[str, ...] | None],
+    outcome: str,
+    waited_s: tuple[float, float],
+    reason: str,
+) -> None:
+    record, clock = run(temperatures, **options)
+    assert record.outcome == outcome
+    assert waited_s[0] <= record.waited_s <= waited_s[1]
+    assert record.waited_s == pytest.approx(sum(clock.slept))
+    assert reason in record.reason
 
 
 def test_a_device_without_a_sensor_is_not_waited_for() -> None:
     clock = ManualClock()
     record = wait_until_cool(lambda: None, ThermalGate(40.0, None, 0.5, 60.0), clock)
-    assert (record.outcome, record.reason) == (
-        "unavailable",
-        "the device has no temperature sensor",
-    )
-    assert clock.slept == []
-
-
-def test_sensors_that_all_lie_are_not_waited_for_long() -> None:
-    record, clock = run(lambda _: {})
     assert record.outcome == "unavailable"
-    assert sum(clock.slept) < 10
-    assert "no temperature that can be believed" in record.reason
-
-
-def test_sensors_that_come_and_go_are_waited_for() -> None:
-    record, _ = run(lambda t: {"cpu": 60 - t} if int(t) % 8 == 0 else {})
-    assert record.outcome == "met"
-
-
-def test_only_the_zones_asked_for_count() -> None:
-    record, _ = run(lambda _: {"cpu": 70.0, "skin-therm": 33.0}, zones=("skin*", "battery"))
-    assert record.outcome == "met"
-    assert record.after == 33.0
+    assert record.reason == "the device has no temperature sensor"
+    assert clock.slept == []
 
 
 def test_the_limit_is_kept_however_slowly_the_device_answers() -> None:

@@ -27,16 +27,28 @@ def test_clocks_that_fall_while_it_is_hot_are_throttling() -> None:
     assert "cpu-0 at 70 C" in verdict.reasons[0]
 
 
-def test_clocks_that_fall_while_it_is_cool_are_a_governor() -> None:
-    clock = series("cpu_hz:7", lambda t: 3.0e9 if t < 5 else 0.6e9)
-    verdict = judge_throttling([clock, series("temp_c:cpu-0", lambda _: 45.0)])
-    assert verdict.throttled is False
-
-
-def test_a_clock_that_still_reaches_its_top_when_hot_is_not_throttled() -> None:
-    clock = series("cpu_hz:7", lambda t: 3.0e9 if int(t * 10) % 4 == 0 else 0.6e9)
-    verdict = judge_throttling([clock, series("temp_c:cpu-0", lambda _: 80.0)])
-    assert verdict.throttled is False
+@pytest.mark.parametrize(
+    ("clock", "zone", "celsius", "throttled"),
+    [
+        # A governor lowers the clock of a cool device.
+        (lambda t: 3.0e9 if t < 5 else 0.6e9, "cpu-0", lambda _: 45.0, False),
+        # The clock still reaches its top when it is hot.
+        (lambda t: 3.0e9 if int(t * 10) % 4 == 0 else 0.6e9, "cpu-0", lambda _: 80.0, False),
+        # A warm surface counts as hot earlier than a die.
+        (lambda t: 3.0e9 if t < 10 else 1.5e9, "skin-therm", lambda _: 44.0, True),
+        (lambda t: 3.0e9 if t < 10 else 1.5e9, "cpu-0", lambda _: 44.0, False),
+        # Heat that passed does not explain a later idle clock.
+        (lambda t: 3.0e9 if t < 10 else 0.6e9, "cpu-0", lambda t: 75.0 if t < 6 else 50.0, False),
+    ],
+)
+def test_low_clocks_are_throttling_only_while_it_is_hot(
+    clock: Callable[[float], float],
+    zone: str,
+    celsius: Callable[[float], float],
+    throttled: bool,
+) -> None:
+    both = [series("cpu_hz:7", clock), series(f"temp_c:{zone}", celsius)]
+    assert judge_throttling(both).throttled is throttled
 
 
 def test_a_lowered_cap_is_proof_by_itself() -> None:
@@ -44,18 +56,6 @@ def test_a_lowered_cap_is_proof_by_itself() -> None:
     verdict = judge_throttling([cap])
     assert verdict.throttled is True
     assert verdict.reasons == ("cpu_cap_hz:0 fell from 3500 to 2000 MHz at 12.0 s",)
-
-
-def test_a_warm_surface_counts_as_hot_earlier_than_a_die() -> None:
-    clock = series("cpu_hz:0", lambda t: 3.0e9 if t < 10 else 1.5e9)
-    assert judge_throttling([clock, series("temp_c:skin-therm", lambda _: 44.0)]).throttled is True
-    assert judge_throttling([clock, series("temp_c:cpu-0", lambda _: 44.0)]).throttled is False
-
-
-def test_heat_that_passed_does_not_explain_a_later_idle_clock() -> None:
-    hot_at_first = series("temp_c:cpu-0", lambda t: 75.0 if t < 6 else 50.0)
-    clock = series("cpu_hz:0", lambda t: 3.0e9 if t < 10 else 0.6e9)
-    assert judge_throttling([clock, hot_at_first]).throttled is False
 
 
 @pytest.mark.parametrize("only", ["cpu_hz:0", "temp_c:cpu", "rss_bytes"])
