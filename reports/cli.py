@@ -26,8 +26,7 @@ def report(
         str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
     ] = "results.db",
     out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="The HTML file to write; its folder must exist."),
+        Path, typer.Option("--out", "-o", help="The HTML file to write; its folder must exist.")
     ] = Path("report.html"),
     since: Annotated[
         str | None,

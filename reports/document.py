@@ -8,14 +8,7 @@ from harness.results.gate_formats import to_document as to_gate_document
 from harness.results.records import ContainerInfo, Run
 from reports.changes import ShownChange
 from reports.page import Page
-from reports.summary import (
-    FailureGroup,
-    PerplexityRow,
-    ScoredRow,
-    SummaryCell,
-    SummaryRow,
-    TaskRow,
-)
+from reports.summary import FailureGroup, PerplexityRow, ScoredRow, SummaryCell, SummaryRow, TaskRow
 
 VERSION = 1
 """Increases when a key is removed or changes its meaning; new keys may be added without."""

@@ -171,9 +171,7 @@ def _points(alike: Sequence[Series]) -> tuple[HistoryPoint, ...]:
                 runs.setdefault(session.run.id, session)
     return tuple(
         HistoryPoint(
-            at,
-            values[at],
-            tuple(sorted(sessions[at].values(), key=lambda one: one.run.created_at)),
+            at, values[at], tuple(sorted(sessions[at].values(), key=lambda one: one.run.created_at))
         )
         for at in sorted(values)
     )

@@ -402,15 +402,7 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]
     remarks += perplexity_remarks
     grade, reasons = _grade(cells) if steady else ("", ())
     return SummaryRow(
-        subject,
-        subject.label,
-        runs,
-        cells,
-        perplexity,
-        tuple(remarks),
-        output,
-        grade,
-        reasons,
+        subject, subject.label, runs, cells, perplexity, tuple(remarks), output, grade, reasons
     )
 
 

@@ -160,8 +160,7 @@ def _comparison(group: ComparisonGroup) -> list[Text]:
         ),
         *(
             Text(
-                f"  {_change(metric, one)}: {one.verdict.value}, {_single_line(one.reason)}",
-                style,
+                f"  {_change(metric, one)}: {one.verdict.value}, {_single_line(one.reason)}", style
             )
             for metric, one in group.metrics
         ),

@@ -61,11 +61,7 @@ class Comparison:
 
 
 def compare(
-    pairs: Sequence[Pair],
-    *,
-    metric: Metric,
-    threshold: float = THRESHOLD,
-    metrics: int = 1,
+    pairs: Sequence[Pair], *, metric: Metric, threshold: float = THRESHOLD, metrics: int = 1
 ) -> Comparison:
     """Compare the sessions of A with those of B.
 
@@ -188,10 +184,7 @@ def check_pairs(pairs: int, metrics: int) -> None:
 
 
 def compare_runs(
-    runs: Sequence[Run],
-    *,
-    metrics: Sequence[str] = DEFAULT_METRICS,
-    threshold: float = THRESHOLD,
+    runs: Sequence[Run], *, metrics: Sequence[str] = DEFAULT_METRICS, threshold: float = THRESHOLD
 ) -> ComparisonGroup:
     """Compare the two sides of one group.
 

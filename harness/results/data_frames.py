@@ -13,16 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from sqlalchemy import (
-    JSON,
-    Boolean,
-    Connection,
-    Double,
-    Integer,
-    Select,
-    Table,
-    select,
-)
+from sqlalchemy import JSON, Boolean, Connection, Double, Integer, Select, Table, select
 
 from harness.errors import CorruptRunError, TelemetryRecordError
 from harness.results import schema

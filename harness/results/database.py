@@ -24,13 +24,7 @@ from urllib.parse import quote
 import sqlalchemy
 from sqlalchemy import URL, Connection, Engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor, Dialect
-from sqlalchemy.exc import (
-    ArgumentError,
-    DataError,
-    DBAPIError,
-    OperationalError,
-    SQLAlchemyError,
-)
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from harness.errors import (
@@ -81,12 +75,7 @@ _CONNECTING: Mapping[str, object] = MappingProxyType(
 class ResultsDatabase:
     """One database, with read and write transactions."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        location: str,
-        busy_timeout_s: float,
-    ) -> None:
+    def __init__(self, engine: Engine, location: str, busy_timeout_s: float) -> None:
         self._engine = engine
         self.location = location
         self._busy_timeout_s = busy_timeout_s

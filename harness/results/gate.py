@@ -22,20 +22,9 @@ from harness.results.identity import (
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY
 from harness.results.records import Run
-from harness.results.statistics.unpaired import (
-    MIN_SESSIONS,
-    Sessions,
-    estimate,
-    find_discoveries,
-)
+from harness.results.statistics.unpaired import MIN_SESSIONS, Sessions, estimate, find_discoveries
 from harness.results.store import ResultsStore
-from harness.results.verdicts import (
-    PERPLEXITY_THRESHOLD,
-    THRESHOLD,
-    Verdict,
-    judge,
-    worst_verdict,
-)
+from harness.results.verdicts import PERPLEXITY_THRESHOLD, THRESHOLD, Verdict, judge, worst_verdict
 from harness.words import pluralize, soc_label
 
 GATE_METRICS = (*DEFAULT_METRICS, "embed_s", "inference_s", PERPLEXITY)

@@ -252,9 +252,7 @@ def read_series(store: ResultsStore, wanted: SeriesFilter = _EVERYTHING) -> tupl
 
 
 def iterate_series(
-    store: ResultsStore,
-    wanted: SeriesFilter = _EVERYTHING,
-    subjects: Collection[str] | None = None,
+    store: ResultsStore, wanted: SeriesFilter = _EVERYTHING, subjects: Collection[str] | None = None
 ) -> Iterator[tuple[Series, ...]]:
     """Read and judge whole histories, but hold only those of some subjects at a time.
 

@@ -16,12 +16,7 @@ from harness.results import schema
 from harness.results.identity import Subject
 from harness.results.metrics import Measurement
 from harness.results.provenance import has_ended
-from harness.results.records import (
-    ArtifactRecord,
-    ComparisonRecord,
-    RepetitionTelemetry,
-    Run,
-)
+from harness.results.records import ArtifactRecord, ComparisonRecord, RepetitionTelemetry, Run
 from harness.results.schema import RecordLayout
 from harness.results.telemetry import unpack
 

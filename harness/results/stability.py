@@ -49,11 +49,7 @@ class Stability:
 
 
 def grade(
-    sessions: Sequence[Sequence[float]],
-    *,
-    throttled: int = 0,
-    ungated: int = 0,
-    unsettled: int = 0,
+    sessions: Sequence[Sequence[float]], *, throttled: int = 0, ungated: int = 0, unsettled: int = 0
 ) -> Stability:
     """Grade one metric of one cell.
 

@@ -51,12 +51,7 @@ from harness.results.records import (
     to_name,
     to_storable,
 )
-from harness.results.rows import (
-    RunParser,
-    parse_artifact,
-    parse_comparison,
-    parse_telemetry,
-)
+from harness.results.rows import RunParser, parse_artifact, parse_comparison, parse_telemetry
 from harness.results.run_recorder import RunRecorder, insert_artifact, insert_run, interrupt_tries
 
 _MOST_IDS = 500
@@ -151,11 +146,7 @@ class ResultsStore(Closeable):
 
     @classmethod
     def open(
-        cls,
-        location: str | Path,
-        *,
-        create: bool = True,
-        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        cls, location: str | Path, *, create: bool = True, busy_timeout_s: float = BUSY_TIMEOUT_S
     ) -> Self:
         """Open a SQLite file by its path, or a PostgreSQL database by its URL.
 

@@ -170,14 +170,7 @@ class BoardReader(Closeable):
             if one.temperature_c is not None
         }
         return Board(
-            time.time(),
-            self._report,
-            devices,
-            queue,
-            runs,
-            lab,
-            temperatures,
-            tuple(trouble),
+            time.time(), self._report, devices, queue, runs, lab, temperatures, tuple(trouble)
         )
 
     def store(self) -> ResultsStore:

@@ -109,11 +109,7 @@ def test_settings_that_one_night_sweeps_are_labels(tmp_path: Path) -> None:
     night = "2025-04-24T11:58:50Z"
     rows = [
         lines[0].replace('"n_threads": 8', f'"n_threads": {threads}').replace(night, when)
-        for threads, when in (
-            (8, night),
-            (4, "2025-04-24T12:10:00Z"),
-            (2, "2025-04-25T12:00:00Z"),
-        )
+        for threads, when in ((8, night), (4, "2025-04-24T12:10:00Z"), (2, "2025-04-25T12:00:00Z"))
     ]
     path = tmp_path / "sweep.jsonl"
     path.write_text("\n".join([*rows, lines[1]]))
@@ -373,11 +369,7 @@ def test_a_file_is_imported_once_and_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "cut", "runs"),
-    [
-        ("llama-bench.jsonl", 1, 3),
-        ("llama-bench.csv", 3, 6),
-        ("mllm-llm-benchmark.log", 38, 2),
-    ],
+    [("llama-bench.jsonl", 1, 3), ("llama-bench.csv", 3, 6), ("mllm-llm-benchmark.log", 38, 2)],
 )
 def test_of_a_file_that_grew_only_the_new_rows(
     tmp_path: Path, name: str, cut: int, runs: int

@@ -191,10 +191,7 @@ def emulator_runs() -> list[Run]:
             sample.run(number, "bench", speeds(prefill, decode, ttft, 412)),
             sample.run(number + 1, "perplexity", perplexity(25.565, 25.48, 25.606)),
             sample.run(
-                number + 2,
-                "generate",
-                speeds([120.0], [17.0], [0.53], 415),
-                generated_text=TEXT,
+                number + 2, "generate", speeds([120.0], [17.0], [0.53], 415), generated_text=TEXT
             ),
         ]
     return runs

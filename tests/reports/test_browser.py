@@ -118,8 +118,7 @@ def check_fit(browser: Chrome, widths: Sequence[int], addresses: Sequence[str] =
 def test_a_figure_can_be_read(browser: Chrome, load: Load, samples: Samples) -> None:
     address = load(samples["emulator"])
     cell = browser.find_element(
-        By.CSS_SELECTOR,
-        'td[data-metric="decode_tokens_per_s"][data-target="SM8750:emulator"]',
+        By.CSS_SELECTOR, 'td[data-metric="decode_tokens_per_s"][data-target="SM8750:emulator"]'
     )
     assert cell.is_displayed()
     assert cell.text.split() == ["17.22", "±", "0.12"]

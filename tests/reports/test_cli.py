@@ -15,12 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from harness.errors import (
-    ConfigFileError,
-    MissingStoreError,
-    NotStoredError,
-    StoreUnavailableError,
-)
+from harness.errors import ConfigFileError, MissingStoreError, NotStoredError, StoreUnavailableError
 from harness.results import alerts, gate_formats
 from harness.results.gate import judge_gate
 from harness.results.history import read_series

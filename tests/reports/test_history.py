@@ -19,12 +19,7 @@ from harness.results.verdicts import Verdict
 from reports import charts, html_file, page
 from reports.changes import ShownChange, find_changes
 from reports.figures import Column, Figure
-from reports.history import (
-    SeriesGroup,
-    commit_range,
-    find_present,
-    group_series,
-)
+from reports.history import SeriesGroup, commit_range, find_present, group_series
 from tests.reports import lab
 from tests.reports.conftest import (
     START,

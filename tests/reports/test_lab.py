@@ -48,11 +48,7 @@ def test_an_unchecked_speed_says_so_and_comes_after_checked_ones() -> None:
 
 @pytest.mark.parametrize(
     ("loss", "verdict"),
-    [
-        (0.08, Verdict.REGRESSED),
-        (0.0, Verdict.NO_DIFFERENCE),
-        (-0.08, Verdict.IMPROVED),
-    ],
+    [(0.08, Verdict.REGRESSED), (0.0, Verdict.NO_DIFFERENCE), (-0.08, Verdict.IMPROVED)],
 )
 def test_a_comparison_gets_its_verdict(loss: float, verdict: Verdict) -> None:
     runs = lab.comparison(loss)

@@ -23,11 +23,7 @@ _ALL = ("Prefill", "Decode", "TTFT", "Init", "Memory", "Perplexity", "in float",
 def _emulated(model: str = "tiny_llama") -> list[Run]:
     emulator = Sample("SM8750", emulator=True, model=model)
     values = speeds([4001, 4002, 4123], [16.2, 16.3, 17.1], [0.5, 0.51, 0.52], 310)
-    scores = {
-        "perplexity": [25.565],
-        "perplexity_error": [0.719],
-        "perplexity_float": [25.48],
-    }
+    scores = {"perplexity": [25.565], "perplexity_error": [0.719], "perplexity_float": [25.48]}
     return [emulator.run(1, "bench", values), emulator.run(2, "perplexity", scores)]
 
 

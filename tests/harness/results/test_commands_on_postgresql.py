@@ -92,9 +92,7 @@ def measuring(
 
 
 def test_what_is_benched_is_kept_there(
-    measuring: Callable[..., Done],
-    postgresql: PostgresqlPlace,
-    small_bundle: Path,
+    measuring: Callable[..., Done], postgresql: PostgresqlPlace, small_bundle: Path
 ) -> None:
     bench = measuring("bench", small_bundle, *SHORT, "--json")
     assert bench.returncode == 0, bench.stderr
@@ -117,10 +115,7 @@ workloads:
 
 
 def test_a_plan_goes_on_where_it_was(
-    measuring: Callable[..., Done],
-    postgresql: PostgresqlPlace,
-    small_bundle: Path,
-    tmp_path: Path,
+    measuring: Callable[..., Done], postgresql: PostgresqlPlace, small_bundle: Path, tmp_path: Path
 ) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text(PLAN.format(container=small_bundle))

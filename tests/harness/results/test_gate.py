@@ -17,23 +17,11 @@ from hypothesis import strategies as st
 from harness.errors import NotStoredError, WrongUseError
 from harness.results import gate_formats
 from harness.results.baseline import find_nights
-from harness.results.gate import (
-    Gate,
-    GateCell,
-    GateOptions,
-    _adjusted,
-    _estimate,
-    judge_gate,
-)
+from harness.results.gate import Gate, GateCell, GateOptions, _adjusted, _estimate, judge_gate
 from harness.results.history import SeriesFilter, read_series
 from harness.results.identity import Subject
 from harness.results.metrics import Measurement, Metric, find_metric
-from harness.results.records import (
-    OutputCheck,
-    PerplexityDefinition,
-    Run,
-    WorkloadRecord,
-)
+from harness.results.records import OutputCheck, PerplexityDefinition, Run, WorkloadRecord
 from harness.results.store import ResultsStore
 from harness.results.verdicts import Verdict, judge
 from tests.harness.results.conftest import _make_run
@@ -317,10 +305,7 @@ def test_sides_of_a_comparison_are_no_sessions_of_a_night(store: ResultsStore) -
 @example(find_metric("decode_tokens_per_s"), 1.291, 1.227, True)
 @example(find_metric("ttft_s"), 0.642, 1.018, True)
 def test_no_difference_is_never_said_of_one(
-    metric: Metric,
-    ratio: float,
-    half: float,
-    by_chance: bool,
+    metric: Metric, ratio: float, half: float, by_chance: bool
 ) -> None:
     low, high = ratio / half, ratio * half
     verdict, sentence = judge(metric, ratio, low, high, 0.05, by_chance=by_chance)

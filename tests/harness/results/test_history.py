@@ -9,13 +9,7 @@ import pytest
 
 from harness.errors import CorruptRunError, NotStoredError
 from harness.results import alerts, history
-from harness.results.history import (
-    Series,
-    SeriesFilter,
-    find_series,
-    iterate_series,
-    read_series,
-)
+from harness.results.history import Series, SeriesFilter, find_series, iterate_series, read_series
 from harness.results.metrics import Measurement, find_metric
 from harness.results.records import Run, RunHead, RunMeans
 from harness.results.statistics import changes

@@ -24,13 +24,7 @@ from harness.results.maintenance import (
 from harness.results.metrics import Measurement
 from harness.results.perplexity import PERPLEXITY, REFERENCES
 from harness.results.provenance import this_writer
-from harness.results.records import (
-    PerplexityDefinition,
-    Run,
-    TelemetrySeries,
-    WorkloadRecord,
-    now,
-)
+from harness.results.records import PerplexityDefinition, Run, TelemetrySeries, WorkloadRecord, now
 from harness.results.run_recorder import RunRecorder
 from harness.results.store import ResultsStore
 from harness.workloads.quality import stored_quality

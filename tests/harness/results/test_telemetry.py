@@ -10,12 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import (
-    CorruptRunError,
-    NotStoredError,
-    RunConflictError,
-    TelemetryRecordError,
-)
+from harness.errors import CorruptRunError, NotStoredError, RunConflictError, TelemetryRecordError
 from harness.results.records import Run, TelemetrySeries
 from harness.results.run_recorder import RunRecorder
 from harness.results.store import ResultsStore
@@ -201,10 +196,7 @@ def test_the_largest_telemetry_can_be_kept(store: ResultsStore, make_run: MakeRu
     assert store.newest_with_telemetry(3) == {run.id}
 
 
-_TAMPERED = {
-    "sqlite": ("'text'", "x'00'", "7"),
-    "postgresql": ("''", "'\\x00'", "'text'"),
-}
+_TAMPERED = {"sqlite": ("'text'", "x'00'", "7"), "postgresql": ("''", "'\\x00'", "'text'")}
 
 
 @pytest.mark.parametrize("number", range(3))

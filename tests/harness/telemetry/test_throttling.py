@@ -42,10 +42,7 @@ def test_clocks_that_fall_while_it_is_hot_are_throttling() -> None:
     ],
 )
 def test_low_clocks_are_throttling_only_while_it_is_hot(
-    clock: Callable[[float], float],
-    zone: str,
-    celsius: Callable[[float], float],
-    throttled: bool,
+    clock: Callable[[float], float], zone: str, celsius: Callable[[float], float], throttled: bool
 ) -> None:
     both = [series("cpu_hz:7", clock), series(f"temp_c:{zone}", celsius)]
     assert judge_throttling(both).throttled is throttled
