@@ -115,8 +115,14 @@ workloads:
 
 
 def test_a_plan_goes_on_where_it_was(
-    measuring: Callable[..., Done], postgresql: PostgresqlPlace, small_bundle: Path, tmp_path: Path
+    measuring: Callable[..., Done],
+    postgresql: PostgresqlPlace,
+    virtual_device: Device,
+    small_bundle: Path,
+    tmp_path: Path,
 ) -> None:
+    device = f"{{type: android, identifier: '{virtual_device.serial}'}}"
+    (tmp_path / "pool.yaml").write_text(f"devices: [{device}]\n")  # others may be connected
     plan = tmp_path / "plan.yaml"
     plan.write_text(PLAN.format(container=small_bundle))
     dry = measuring("run", plan, "--dry-run", named=False)
