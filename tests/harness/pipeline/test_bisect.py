@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,50 +33,56 @@ from tests.harness.pipeline.conftest import MakeRecipe
 pytestmark = pytest.mark.first
 
 EASY_TEXT = "And the LORD spake unto Moses, saying, " * 20
+EASY_BOUND = QualityBound("kl", 0.03)
+"""Of 4 bits by rounding, met on the easy text and missed on the held-out one."""
 LAYERS = BisectOptions(granularity="layer", kinds=("weight",))
 
 
-class StageCacheState:
-    """Entries of the float model, which other pipelines remove if a file is too many."""
+@pytest.fixture
+def make_pipe(make_recipe: MakeRecipe) -> Callable[..., LLMPipeline]:
+    """A pipeline of the short model with weights of 4 bits, by rounding."""
 
-    def __init__(self, pipe: LLMPipeline) -> None:
-        self._folder = folder_of(pipe, "model_loader")
-        self._names = sorted(self._folder.iterdir())
+    def make(**changes: object) -> LLMPipeline:
+        recipe = make_recipe(**changes)
+        recipe["stages"]["quantization"] = {"recipe_name": "w4a16-rtn"}
+        return LLMPipeline.from_pretrained(recipe=recipe)
 
-    def check(self) -> None:
-        assert sorted(self._folder.iterdir()) == self._names
+    return make
 
 
 @pytest.mark.needs("libatomic1")
 def test_a_proposal_is_built_and_holds_where_it_is_measured_again(
-    make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_pipe: Callable[..., LLMPipeline], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = make_recipe(cache_dir=str(tmp_path / "cache"))  # other tests write a shared manifest
-    recipe["stages"]["quantization"] = {"recipe_name": "w4a16-rtn"}
-    pipe = LLMPipeline.from_pretrained(recipe=recipe)
-    pipe.construct(until="quantization")
-    cached = StageCacheState(pipe)
-    ranked = bisect_pipeline(pipe, options=LAYERS, progress=lambda *_: cached.check())
-    assert ranked.met
-    names = [cost.unit.name for cost in ranked.sensitivity.costs]
-    assert sorted(names)[:2] == ["head weights", "layer 0 weights"]
-    bound = QualityBound("kl", ranked.sensitivity.whole.kl * 0.7)
-    out = tmp_path / "mixed"
-    wanted = BisectOptions(bound, "layer", ("weight",), out=out)
-    found = bisect_pipeline(pipe, options=wanted)
+    # other tests write a shared manifest
+    pipe = make_pipe(cache_dir=str(tmp_path / "cache")).construct(until="quantization")
+    whole, folder = (folder_of(pipe, stage) for stage in ("model_loader", "quantization"))
+    before = quantized(pipe, whole, folder, tmp_path)
+    bound, out = QualityBound("kl", before.kl * 0.7), tmp_path / "mixed"
+    names = sorted(whole.iterdir())
+
+    def check_entry(*_: int) -> None:
+        """Other pipelines remove an entry that has a file too many."""
+        assert sorted(whole.iterdir()) == names
+
+    wanted = replace(LAYERS, bound=bound, out=out)
+    found = bisect_pipeline(pipe, options=wanted, progress=check_entry)
+    units = [cost.unit.name for cost in found.sensitivity.costs]
+    assert sorted(units)[:2] == ["head weights", "layer 0 weights"]
     assert found.met
     assert found.proposal is not None
     assert 0 < len(found.proposal.raised) < 5
     assert all(text.endswith("proj.weight=8") for text in found.mixed_precision)
-    assert found.quantized[1].quality == pytest.approx(ranked.sensitivity.whole)  # the same windows
-    assert found.sensitivity.whole.kl != found.quantized[1].quality.kl
+    assert found.quantized[1].quality.kl == pytest.approx(before.kl, rel=0.03)
+    same_windows = pytest.approx(before.loss_float, rel=1e-3)
+    assert found.quantized[1].quality.loss_float == same_windows
+    assert found.sensitivity.whole.loss_float != same_windows
     checks = {(check.where, check.windows): check.quality for check in found.tries[-1].checks}
     held_out = checks["CPU", "held out"].kl
     assert held_out <= bound.limit
     assert found.checked is checks["HTP emulator", "held out"]
     assert found.checked.kl == pytest.approx(held_out, rel=0.1)
 
-    whole, folder = (folder_of(pipe, stage) for stage in ("model_loader", "quantization"))
     mixture = write_mixture(
         whole, folder, found.proposal, found.sensitivity.encodings, tmp_path / "mixture"
     )
@@ -93,18 +99,14 @@ def test_a_proposal_is_built_and_holds_where_it_is_measured_again(
 
 @pytest.mark.needs("libatomic1")
 def test_weights_are_raised_until_text_that_did_not_choose_agrees(
-    make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]
+    make_pipe: Callable[..., LLMPipeline], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = make_recipe()
-    recipe["stages"]["quantization"] = {"recipe_name": "w4a16-rtn"}
-    pipe = LLMPipeline.from_pretrained(recipe=recipe)
-    bound = QualityBound("kl", 0.03)
-    wanted = BisectOptions(bound, "layer", ("weight",), choose_on=EASY_TEXT, build=False)
-    found = bisect_pipeline(pipe, options=wanted)
+    wanted = replace(LAYERS, bound=EASY_BOUND, choose_on=EASY_TEXT, build=False)
+    found = bisect_pipeline(make_pipe(), options=wanted)
     assert found.met
     first, *_, last = found.tries
-    assert not bound.holds(first.checks[-1].quality)
-    assert bound.holds(last.checks[-1].quality)
+    assert not EASY_BOUND.holds(first.checks[-1].quality)
+    assert EASY_BOUND.holds(last.checks[-1].quality)
     n_raised = [len(one.proposal.raised) for one in found.tries]
     assert n_raised == sorted(set(n_raised))
     assert n_raised[-1] < 3
@@ -113,20 +115,38 @@ def test_weights_are_raised_until_text_that_did_not_choose_agrees(
 
 
 @pytest.mark.needs("libatomic1")
+def test_a_bound_that_held_out_text_misses_ends_with_1(
+    short_model: Path, build_cache: Path, tmp_path: Path
+) -> None:
+    easy = tmp_path / "easy.txt"
+    easy.write_text(EASY_TEXT)
+    command = f"pipeline bisect {short_model} --ar 8 --cl 48 --windows 1 --json --no-build"
+    command += " --quantization w4a16-rtn --weights-only --by layer --bound kl=0.03 --tries 1"
+    arguments = [*command.split(), "--choose-on", str(easy)]
+    done = qnnfarm(*arguments, env=os.environ | {"QNNFARM_CACHE_DIR": str(build_cache)})
+    assert done.returncode == 1, done.stderr
+    document = json.loads(done.stdout)
+    assert document["granularity"] == "layer"
+    assert document["met"] is False
+    assert document["proposal"]["met"] is True
+    [one] = document["tries"]
+    assert [check["windows"] for check in one["checks"]] == ["choosing", "held out"]
+    chosen, held_out = (check["kl_divergence"] for check in one["checks"])
+    assert chosen < EASY_BOUND.limit < held_out
+
+
+@pytest.mark.needs("libatomic1")
 def test_weights_are_raised_until_the_emulator_agrees_with_the_cpu(
     make_checkpoint: MakeCheckpoint,
+    make_pipe: Callable[..., LLMPipeline],
     tiny_text: str,
-    make_recipe: MakeRecipe,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model, cache = make_checkpoint(tmp_path / "random"), str(tmp_path / "cache")
     (model / "text").mkdir()
     (model / "text/calibration.txt").write_text(tiny_text)
-    recipe = make_recipe(model_id_or_path=str(model), cache_dir=cache)
-    del recipe["evaluator_config"]
-    recipe["stages"]["quantization"] = {"recipe_name": "w4a16-rtn"}
-    pipe = LLMPipeline.from_pretrained(recipe=recipe)
+    pipe = make_pipe(model_id_or_path=str(model), cache_dir=cache, evaluator_config=None)
     loose = replace(LAYERS, bound=QualityBound("kl", 9.0))
     [as_it_is] = bisect_pipeline(pipe, tiny_text, 1, loose).tries
     _, cpu, emulator = (check.quality.kl for check in as_it_is.checks)
@@ -167,25 +187,6 @@ def quantized(pipe: LLMPipeline, whole: Path, folder: Path, scratch: Path) -> Di
         HostLoop({8: [OnnxRunner(path)]}, config) as loop,
     ):
         return evaluate_model(loop, reference)
-
-
-@pytest.mark.needs("libatomic1")
-def test_a_bound_that_held_out_text_misses_ends_with_1(build_cache: Path, tmp_path: Path) -> None:
-    easy = tmp_path / "easy.txt"
-    easy.write_text(EASY_TEXT)
-    command = f"pipeline bisect {tiny_llama.folder()} --ar 8 --cl 48 --windows 1 --json --no-build"
-    command += " --quantization w4a16-rtn --weights-only --by layer --bound kl=0.02 --tries 1"
-    arguments = [*command.split(), "--choose-on", str(easy)]
-    done = qnnfarm(*arguments, env=os.environ | {"QNNFARM_CACHE_DIR": str(build_cache)})
-    assert done.returncode == 1, done.stderr
-    document = json.loads(done.stdout)
-    assert document["granularity"] == "layer"
-    assert document["met"] is False
-    assert document["proposal"]["met"] is True
-    [one] = document["tries"]
-    assert [check["windows"] for check in one["checks"]] == ["choosing", "held out"]
-    chosen, held_out = (check["kl_divergence"] for check in one["checks"])
-    assert chosen < 0.02 < held_out
 
 
 def test_models_that_cannot_be_ranked_say_why(make_recipe: MakeRecipe, tiny_bundle: Path) -> None:
@@ -264,13 +265,14 @@ def test_a_container_is_quantized_as_it_was_built(
 
 
 def test_a_container_is_measured_beside_its_quantization(
-    tiny_bundle: Path, build_cache: Path, capsys: pytest.CaptureFixture[str]
+    built: LLMPipeline, short_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = str(tiny_llama.folder())
-    named, recipe = recipe_of(tiny_bundle, model, "w8a16", (None, None), "SM8750")
-    pipe = LLMPipeline.from_pretrained(named, recipe=recipe | {"cache_dir": str(build_cache)})
-    wanted = replace(LAYERS, container=tiny_bundle)
-    found = bisect_pipeline(pipe, windows=1, options=wanted)
+    container = built.outputs()["container"]
+    assert isinstance(container, Path)
+    named, recipe = recipe_of(container, str(short_model), "w8a16", (None, None), "SM8750")
+    pipe = LLMPipeline.from_pretrained(named, recipe=recipe | {"cache_dir": str(built.cache_root)})
+    found = bisect_pipeline(pipe, windows=1, options=replace(LAYERS, container=container))
+    assert found.met
     assert found.container is not None
     assert found.container.where == "HTP emulator"
     assert found.container.quality.kl == pytest.approx(found.sensitivity.whole.kl, rel=0.5)
