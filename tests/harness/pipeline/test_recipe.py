@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,9 @@ from harness.errors import ConfigFileError, WrongUseError
 from harness.pipeline.defaults import recipe_text
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.recipe import LLMPipelineConfig, Recipe
-from harness.pipeline.registry import BUILT_IN
+from harness.pipeline.registry import BUILT_IN, StageRegistry
+from harness.pipeline.settings import PipelineSettings
+from harness.pipeline.stages import ModelLoader
 from suites.models import tiny_llama
 from tests.command_line import qnnfarm
 
@@ -126,24 +129,21 @@ def test_relative_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
 
 
 def test_the_first_recipe_of_a_model_is_a_recipe(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(recipe_text(str(tiny_llama.folder()), "SM8650"))
-    config = LLMPipelineConfig.of(Recipe.from_file(path))
-    sizes = config.settings.generator_config
+    def first_settings(model: Path) -> PipelineSettings:
+        path = tmp_path / "recipe.yaml"
+        path.write_text(recipe_text(str(model), "SM8650"))
+        return LLMPipelineConfig.of(Recipe.from_file(path)).settings
+
+    settings = first_settings(tiny_llama.folder())
+    sizes = settings.generator_config
     assert (sizes.sequence_length, sizes.context_length) == (128, 512)
-    assert config.settings.evaluator_config is not None
-    (metric,) = config.settings.evaluator_config.metrics
-    assert metric.dataset == "text/heldout.txt"
-    assert config.settings.soc_details == "SM8650"
-
-
-def test_a_first_recipe_measures_nothing_on_the_calibration_text(tmp_path: Path) -> None:
+    assert settings.evaluator_config is not None
+    assert [one.dataset for one in settings.evaluator_config.metrics] == ["text/heldout.txt"]
+    assert settings.soc_details == "SM8650"
     for name in ("config.json", "text/calibration.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(tiny_llama.folder() / name, tmp_path / name)
-    path = tmp_path / "recipe.yaml"
-    path.write_text(recipe_text(str(tmp_path), "SM8650"))
-    assert LLMPipelineConfig.of(Recipe.from_file(path)).settings.evaluator_config is None
+    assert first_settings(tmp_path).evaluator_config is None  # not on the calibration text
 
 
 def test_the_recipe_of_the_reference_model_is_one() -> None:
@@ -197,13 +197,11 @@ def test_a_model_of_the_hub_needs_its_package(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_names_of_stages_are_checked() -> None:
-    from harness.pipeline.registry import StageRegistry
-    from harness.pipeline.stages import ModelLoader
-
-    registry = StageRegistry()
-    with pytest.raises(WrongUseError, match="lower-case"):
-        registry.register("My stage", ModelLoader)
-    with pytest.raises(WrongUseError, match="there is one of that name"):
-        registry.register("quantization", ModelLoader)
-    with pytest.raises(WrongUseError, match="is no class of harness"):
-        registry.register("mine", int)  # type: ignore[arg-type]
+    stages: tuple[tuple[str, Any, str], ...] = (
+        ("My stage", ModelLoader, "lower-case"),
+        ("quantization", ModelLoader, "there is one of that name"),
+        ("mine", int, "is no class of harness"),
+    )
+    for name, stage, told in stages:
+        with pytest.raises(WrongUseError, match=told):
+            StageRegistry().register(name, stage)
