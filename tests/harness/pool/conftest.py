@@ -1,5 +1,6 @@
 """Ledgers with a manual clock and processes that a test declares dead, in SQLite and PostgreSQL."""
 
+import os
 import secrets
 import threading
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from harness.pool.states import Event
 from harness.virtual_device import manager
 from tests.clock import ManualClock
 from tests.postgresql_server import PostgresqlServer
+from tests.system import program
 
 if TYPE_CHECKING:
     from harness.pool.fence import FenceClaims
@@ -148,6 +150,14 @@ def close(pool: Pool) -> None:
     for thread in threading.enumerate():
         if thread.name.startswith("qnnfarm-upkeep-"):
             thread.join()
+
+
+def on_a_small_disk(folder: Path, size: str, *words: str) -> list[str]:
+    """Return a command line that runs words with a disk of its own, in memory, at a folder."""
+    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    mount = f'mount -t tmpfs -o size={size} none "$1" && shift && exec "$@"'
+    unshare = [str(program("unshare")), "--mount", *user, "sh", "-c", mount, "sh"]
+    return [*unshare, str(folder), *words]
 
 
 @pytest.fixture(scope="module")

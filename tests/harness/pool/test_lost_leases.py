@@ -2,7 +2,6 @@
 
 import os
 import re
-import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb.client import AdbServer
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceCommandError, LeaseLostError, LeaseTimeoutError
 from harness.pool.config import parse_config
@@ -30,14 +28,9 @@ OpenPool = Callable[[str], Pool]
 _PATIENCE_S = 60
 
 
-@pytest.fixture(scope="module")
-def name(adb_server: AdbServer) -> Iterator[str]:
-    made = f"l{secrets.token_hex(3)}"
-    serial = manager.start(made, "SM8750").serial
-    adb_server.connect(serial)
-    yield made
-    manager.remove(made)
-    adb_server.disconnect(serial)
+@pytest.fixture
+def name(two_devices: tuple[manager.VirtualDevice, ...]) -> str:
+    return two_devices[0].name
 
 
 @pytest.fixture
@@ -79,8 +72,16 @@ def _stream(device: LeasedDevice, script: str) -> object:
     return device.stream(script, on_output=lambda _: None, timeout_s=60)
 
 
-@pytest.mark.parametrize("run", [_shell, _unchecked, _stream])
-@pytest.mark.parametrize("script", ["sleep 50", "sleep 50; exit 3", "sleep 50 & wait; true"])
+@pytest.mark.parametrize(
+    ("run", "script"),
+    [
+        (_shell, "sleep 50"),
+        (_shell, "sleep 50; exit 3"),
+        (_unchecked, "sleep 50 & wait; true"),
+        (_unchecked, "sleep 50; exit 3"),
+        (_stream, "sleep 50"),
+    ],
+)
 def test_a_command_under_a_lease_that_is_taken_fails_as_a_lost_lease(
     open_pool: OpenPool, run: Callable[[LeasedDevice, str], object], script: str
 ) -> None:
@@ -105,9 +106,11 @@ def test_success_under_a_lost_lease_does_not_count(open_pool: OpenPool) -> None:
     lease = pool.acquire(ANY, timeout_s=_PATIENCE_S)
     device, flag = lease.device, f"{lease.device.work_root}/begun"
     with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(device.shell, f": >{flag}; sleep 0.3")
+        end = f"until [ -e {flag}.end ]; do sleep 0.02; done; rm {flag}.end"
+        running = threads.submit(device.shell, f": >{flag}; {end}")
         begun(device, flag)
         assert pool.admin.release(device.member)
+        device.unleased.shell(f": >{flag}.end")
         with pytest.raises(LeaseLostError, match="took it back"):
             running.result(timeout=_PATIENCE_S)
     lease.release()
