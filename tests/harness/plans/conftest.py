@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from harness.plans.journal import Journal
+from tests.harness.pool.conftest import two_devices
+
+__all__ = ["two_devices"]
 
 
 @pytest.fixture

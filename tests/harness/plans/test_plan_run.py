@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.transport import AdbTransport
 from harness.devices.device import Device
 from harness.errors import StoreError
 from harness.pool.pool import Pool
@@ -30,7 +32,7 @@ Start = Callable[..., Started]
 
 
 class Lab:
-    """Two devices of a test's own, a pool file that names them, and plans in a folder."""
+    """Two devices, a pool file that names them, and plans in a folder."""
 
     def __init__(self, folder: Path, devices: list[tuple[manager.VirtualDevice, Device]]) -> None:
         self.folder = folder
@@ -61,8 +63,16 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, make_virtual_device: MakeDevice) -> Lab:
-    return Lab(tmp_path, [make_virtual_device(), make_virtual_device()])
+def lab(
+    tmp_path: Path,
+    two_devices: tuple[manager.VirtualDevice, ...],
+    adb_server: AdbServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Lab:
+    """Devices of all tests, and a ledger of each test's own."""
+    monkeypatch.setenv("QNNFARM_LEDGER", str(tmp_path / "pool.db"))
+    devices = [(one, Device(AdbTransport(adb_server, one.serial))) for one in two_devices]
+    return Lab(tmp_path, devices)
 
 
 @pytest.fixture
@@ -348,7 +358,10 @@ def test_an_interrupt_of_a_benchmark_is_stored_as_such_and_cleaned(
         assert listed.split() == []
 
 
-def test_a_device_that_goes_away_costs_no_cell(lab: Lab, start: Start) -> None:
+def test_a_device_that_goes_away_costs_no_cell(
+    tmp_path: Path, make_virtual_device: MakeDevice, start: Start
+) -> None:
+    lab = Lab(tmp_path, [make_virtual_device(), make_virtual_device()])
     gate = 'while [ ! -e "$HOME/go" ]; do sleep 0.1; done; echo went'
     plan = lab.plan(
         workloads=[{"kind": "command", "label": "gate", "command": ["sh", "-c", gate],
@@ -367,32 +380,23 @@ def test_a_device_that_goes_away_costs_no_cell(lab: Lab, start: Start) -> None:
     assert "retry" in err
 
 
-def test_the_end_of_a_plan_is_told(lab: Lab, start: Start) -> None:
+def test_the_end_of_a_plan_is_told_and_logs_are_kept_until_a_fresh_start(
+    lab: Lab, start: Start
+) -> None:
     told = lab.folder / "told"
     with (lab.folder / "pool.yaml").open("a") as pool:
         pool.write(f"notifications:\n  - command: [sh, -c, 'cat > {told}']\n")
-    plan = lab.plan(
-        devices=[{"type": "android"}], workloads=[{"kind": "command", "command": ["false"]}]
-    )
-    assert start(plan).wait(_PATIENCE_S) == 1
+    command = {"kind": "command", "command": ["sh", "-c", "exit 3"]}
+    plan = lab.plan(devices=[{"type": "android"}], workloads=[command])
+    answer, _ = finish(start(plan, "--json"))
+    assert answer["exit_code"] == 1
     message = json.loads(told.read_text())
     assert (message["event"], message["subject"]) == ("plan_finished", "lab")
     assert message["text"].startswith("plan lab: 0 done, 1 failed, 0 left in ")
-
-
-def test_logs_of_a_failed_try_are_kept_until_a_fresh_start(lab: Lab, start: Start) -> None:
-    command = {"kind": "command", "command": ["sh", "-c", "exit 3"]}
-    plan = lab.plan(devices=[{"type": "android"}], workloads=[command])
-    process = start(plan, "--json")
-    answer, _ = process.communicate(timeout=_PATIENCE_S)
-    assert process.returncode == 1
-    logs = Path(json.loads(answer)["logs"])
-    names = {path.name for path in logs.glob("*/*/*")}
-    assert names >= {"failure.txt", "dmesg.txt"}
-    failure = next(logs.glob("*/*/failure.txt")).read_text()
-    assert "failed with status 3" in failure
+    logs = Path(str(answer["logs"]))
+    assert {path.name for path in logs.glob("*/*/*")} >= {"failure.txt", "dmesg.txt"}
+    assert "failed with status 3" in next(logs.glob("*/*/failure.txt")).read_text()
     lab.plan(devices=[{"type": "android"}], workloads=[{"kind": "command", "command": ["true"]}])
-    process = start(plan, "--json", "--fresh")
-    answer, _ = process.communicate(timeout=_PATIENCE_S)
-    assert json.loads(answer)["logs"] is None
+    answer, _ = finish(start(plan, "--json", "--fresh"))
+    assert answer["logs"] is None
     assert not logs.exists()

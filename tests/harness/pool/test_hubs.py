@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import adbutils
 import pytest
@@ -18,12 +18,10 @@ from harness.pool.opener import Opener
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
+from harness.virtual_device import manager
 from tests.harness.pool.conftest import close
 from tools import map_hub
 from tools.map_hub import HubMapper, map_hub_ports
-
-if TYPE_CHECKING:
-    from tests.conftest import MakeDevice
 
 UHUBCTL = f"""#!/bin/sh
 folder=${{0%/*}}
@@ -101,8 +99,8 @@ def switched(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def phones(make_virtual_device: "MakeDevice") -> list[str]:
-    return [make_virtual_device()[0].serial for _ in range(2)]
+def phones(two_devices: tuple[manager.VirtualDevice, ...]) -> list[str]:
+    return [device.serial for device in two_devices]
 
 
 def make_pool(tmp_path: Path, phones: list[str], text: str = "") -> Pool:

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,21 @@ def make_pool(virtual: manager.VirtualDevice, tmp_path: Path) -> Iterator[MakePo
         close(pool)
 
 
+@contextmanager
+def hung(boot: str) -> Iterator[None]:
+    """Let the device hang until it has booted again."""
+    HungUntilReboot.boot = boot
+    try:
+        yield
+    finally:
+        HungUntilReboot.boot = None
+
+
+def check_it_is_back(pool: Pool) -> None:
+    with pool.acquire(ANY, timeout_s=280) as lease:
+        assert lease.device.shell("echo back").stdout == "back\n"
+
+
 def steps(pool: Pool) -> list[str]:
     return [e.what for e in pool.history("dut") if e.what.startswith("recovery: ")]
 
@@ -106,8 +122,7 @@ def test_a_lost_connection_is_restored(
     pool = make_pool(kind="android")
     lose(pool, lambda: adb_server.disconnect(virtual.serial))
     assert pool.members()[0].state is MemberState.RECOVERING
-    with pool.acquire(ANY, timeout_s=120) as lease:
-        assert lease.device.shell("echo back").stdout == "back\n"
+    check_it_is_back(pool)
     assert steps(pool)
 
 
@@ -117,8 +132,7 @@ def test_a_device_that_lost_power_is_started_again(
     pool = make_pool()
     lose(pool, lambda: manager.stop(virtual.name))
     assert pool.admin.recover("dut") is MemberState.READY
-    with pool.acquire(ANY, timeout_s=120) as lease:
-        assert lease.device.shell("echo back").stdout == "back\n"
+    check_it_is_back(pool)
 
 
 def test_a_device_that_boots_gets_the_time_for_it(
@@ -142,12 +156,10 @@ def test_a_restarted_adb_server_reconnects_to_other_devices(
     text = "{adb_server: {ours: true}, recovery: {steps: [adb_server], return_timeout_s: 1}}"
     pool = make_pool(text, HungUntilReboot)
     with pool.acquire(ANY, timeout_s=120) as lease:
-        HungUntilReboot.boot = lease.device.boot_id()
+        boot = lease.device.boot_id()
         lease.report(DeviceLostError(lease.device.serial, "a run", "offline"))
-    try:
+    with hung(boot):
         assert pool.admin.recover("dut") is MemberState.ABSENT
-    finally:
-        HungUntilReboot.boot = None
     assert resolve_server().state(bystander.serial) == "device"
 
 
@@ -173,11 +185,8 @@ def test_a_device_that_hangs_is_rebooted(make_pool: MakePool) -> None:
     with pool.acquire(ANY, timeout_s=120) as lease:
         boot = lease.device.boot_id()
         lease.report(DeviceTimeoutError(lease.device.serial, "a run", 1))
-    HungUntilReboot.boot = boot
-    try:
+    with hung(boot):
         assert pool.admin.recover("dut") is MemberState.READY
-    finally:
-        HungUntilReboot.boot = None
     assert steps(pool) == [f"recovery: {s}" for s in ("reconnect", "adb_server", "reboot")]
     said = {e.what: e.text for e in pool.history("dut")}
     assert "does not say that it is ours" in said["recovery: adb_server"]
@@ -291,8 +300,7 @@ def test_a_device_that_came_back_meanwhile_is_found_by_the_next_process(
             time.sleep(0.05)
         child.kill()
     manager.start(virtual.name, virtual.soc)
-    with pool.acquire(ANY, timeout_s=280) as lease:
-        assert lease.device.shell("echo back").stdout == "back\n"
+    check_it_is_back(pool)
     assert steps(pool)[0] in ("recovery: look", "recovery: reconnect")
     (row,) = pool.ledger.rows(_keys(pool)).values()
     assert (row.step, row.attempts) == ("", 0)
@@ -317,8 +325,7 @@ def test_the_death_of_the_adb_server_does_not_count(
         assert member.state is MemberState.RECOVERING
         assert member.failures == ()
         assert "adb server" in member.reason
-    with pool.acquire(ANY, timeout_s=120) as lease:
-        assert lease.device.shell("echo back").stdout == "back\n"
+    check_it_is_back(pool)
 
 
 def test_an_adb_server_of_ours_is_restarted_unless_others_use_it(
@@ -332,8 +339,7 @@ def test_an_adb_server_of_ours_is_restarted_unless_others_use_it(
     with pool.acquire(ANY, timeout_s=120) as lease:
         boot = lease.device.boot_id()
         lease.report(DeviceLostError(lease.device.serial, "a run", "offline"))
-    HungUntilReboot.boot = boot
-    try:
+    with hung(boot):
         assert pool.admin.recover("dut") is MemberState.ABSENT
         assert "took longer" in pool.members()[0].reason
         pool.ledger.record_found("other", "other", "android:other", Facts())
@@ -342,6 +348,4 @@ def test_an_adb_server_of_ours_is_restarted_unless_others_use_it(
         assert pool.ledger.try_grant(ticket)
         assert pool.admin.recover("dut") is MemberState.ABSENT
         assert "devices that are in use" in pool.members()[0].reason
-    finally:
-        HungUntilReboot.boot = None
     assert pool.admin.recover("dut") is MemberState.READY
