@@ -82,6 +82,12 @@ class PostgresqlServer:
             autocommit=True,
         )
 
+    def ask(self, database: str, statement: str) -> list[tuple[object, ...]]:
+        """Run a statement past the product; its rows."""
+        with contextlib.closing(self.connect(database)) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
     def create(self, database: str, *, encoding: str = "UTF8") -> None:
         """A new, empty database."""
         self._tell(

@@ -29,9 +29,8 @@ from harness.plans.plan_file import Plan
 from harness.plans.scheduler import Scheduler
 from suites.models import tiny_llama
 from tests.command_line import Started
-from tests.conftest import NewPostgresqlServer
 from tests.postgresql_server import PostgresqlServer
-from tests.ssh_server import SshServer, running_ssh_server
+from tests.ssh_server import SshServer
 from tests.waiting import wait_for
 
 OPTIONS = {
@@ -42,28 +41,11 @@ OPTIONS = {
 GIB = 1 << 30
 
 
-@pytest.fixture(scope="module")
-def server(new_postgresql_server: NewPostgresqlServer) -> Iterator[PostgresqlServer]:
-    with new_postgresql_server() as server:
-        server.create("lab")
-        yield server
-
-
-@pytest.fixture(scope="module")
-def ssh_server(
-    tmp_path_factory: pytest.TempPathFactory, new_port: Callable[[], int]
-) -> Iterator[SshServer]:
-    """Every other host, reached as `board`."""
-    with running_ssh_server(tmp_path_factory.mktemp("ssh"), new_port()) as server:
-        yield server
-
-
 @pytest.fixture
 def jobs(server: PostgresqlServer) -> Iterator[LabJobs]:
     with LabJobs(server.url("lab")) as jobs:
         yield jobs
-    with contextlib.closing(server.connect("lab")) as connection:
-        connection.execute("TRUNCATE procrastinate_events, procrastinate_jobs, lab_cells CASCADE")
+    server.ask("lab", "TRUNCATE procrastinate_events, procrastinate_jobs, lab_cells CASCADE")
 
 
 @pytest.fixture
@@ -73,13 +55,21 @@ def files(ssh_server: SshServer, tmp_path: Path) -> Iterator[HostFiles]:
 
 
 @pytest.fixture
+def lab(jobs: LabJobs, files: HostFiles) -> LabBuilds:
+    return LabBuilds(jobs, files)
+
+
+Start = Callable[[int], list[str]]
+
+
+@pytest.fixture
 def start(
     jobs: LabJobs,
     ssh_server: SshServer,
     tmp_path: Path,
     build_cache: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[[int], list[str]]]:
+) -> Iterator[Start]:
     """Starts the builds of a worker with so much memory; returns what it says.
 
     Its stage cache is the one that all tests share.
@@ -115,31 +105,23 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def statuses(server: PostgresqlServer) -> Counter[object]:
-    with contextlib.closing(server.connect("lab")) as connection:
-        rows = connection.execute("SELECT status::text FROM procrastinate_jobs").fetchall()
+    rows = server.ask("lab", "SELECT status::text FROM procrastinate_jobs")
     return Counter(status for (status,) in rows)
 
 
 def test_checkpoint_travels_to_a_worker_and_the_container_back(
-    jobs: LabJobs,
-    files: HostFiles,
-    start: Callable[[int], list[str]],
-    tmp_path: Path,
-    tiny_bundle: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    lab: LabBuilds, start: Start, tmp_path: Path, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = build_of(model_in(tmp_path / "origin"))
-    others, have = (
-        (str(tmp_path / "origin"), str(tmp_path / "worker" / "lab" / "build_")),
-        content._have,
-    )
-    monkeypatch.setattr(  # neither host sees the folders of the other
-        content,
-        "_have",
-        lambda files: not any(str(p).startswith(others) for p in files) and have(files),
-    )
+    others = str(tmp_path / "origin"), str(tmp_path / "worker" / "lab" / "build_")
+    have = content._have
+
+    def have_own(files: Mapping[Path, str]) -> bool:
+        """Neither host sees the folders of the other."""
+        return not any(str(p).startswith(others) for p in files) and have(files)
+
+    monkeypatch.setattr(content, "_have", have_own)
     start(GIB)
-    lab = LabBuilds(jobs, files)
     assert lab.submit(build)
     words: list[str] = []
     container, built = lab.follow(build, tmp_path / "tiny", words.append)
@@ -148,31 +130,25 @@ def test_checkpoint_travels_to_a_worker_and_the_container_back(
     assert built.host == "board"
     assert any(word.startswith("board: ") for word in words)
     assert not lab.submit(build), "it is done"
-    assert jobs.live(build.id) == {}
+    assert lab.jobs.live(build.id) == {}
 
 
 @pytest.mark.slow
 def test_builds_share_the_memory_of_a_worker_and_too_large_ones_wait(
-    jobs: LabJobs,
-    files: HostFiles,
-    start: Callable[[int], list[str]],
-    server: PostgresqlServer,
-    tmp_path: Path,
-    tiny_bundle: Path,
+    lab: LabBuilds, start: Start, server: PostgresqlServer, tmp_path: Path, tiny_bundle: Path
 ) -> None:
-    lab = LabBuilds(jobs, files)
     needs = {"large": 9 * GIB, "one": 2 * GIB, "two": 2 * GIB, "small": GIB}
     builds = {name: build_of(model_in(tmp_path / name), need) for name, need in needs.items()}
     for build in builds.values():
         lab.submit(build)
     start(3 * GIB)
     wait_for(lambda: statuses(server)["succeeded"] == 3, lambda: statuses(server))
-    with contextlib.closing(server.connect("lab")) as connection:
-        rows = connection.execute(
-            "SELECT j.args->>'memory_bytes', e.type::text FROM procrastinate_events e"
-            " JOIN procrastinate_jobs j ON j.id = e.job_id"
-            " WHERE e.type IN ('started', 'succeeded') ORDER BY e.at, e.id"
-        ).fetchall()
+    rows = server.ask(
+        "lab",
+        "SELECT j.args->>'memory_bytes', e.type::text FROM procrastinate_events e"
+        " JOIN procrastinate_jobs j ON j.id = e.job_id"
+        " WHERE e.type IN ('started', 'succeeded') ORDER BY e.at, e.id",
+    )
     used, most = 0, 0
     for need, event in rows:
         used += int(str(need)) * (1 if event == "started" else -1)
@@ -185,18 +161,12 @@ def test_builds_share_the_memory_of_a_worker_and_too_large_ones_wait(
 
 
 def test_containers_of_a_plan_are_built_once_and_a_broken_one_keeps_none_from_it(
-    jobs: LabJobs,
-    start: Callable[[int], list[str]],
-    server: PostgresqlServer,
-    tmp_path: Path,
-    tiny_bundle: Path,
+    start: Start, server: PostgresqlServer, tmp_path: Path, tiny_bundle: Path
 ) -> None:
     how: dict[str, object] = {
-        "model": str(model_in(tmp_path)),
-        "target": "SM8750:emulator",
-        "ar": [1, 32],
-    }
-    how |= {"cl": 192, "splits": 2}
+        "model": str(model_in(tmp_path)), "target": "SM8750:emulator", "ar": [1, 32], "cl": 192,
+        "splits": 2,
+    }  # fmt: skip
     broken = how | {"options": {"no.such.option": 1}}
     entries = [{"path": "broken", "build": broken}, {"path": "head", "build": how}]
     work = [{"kind": "command", "command": ["true"]}]
@@ -218,7 +188,7 @@ def test_containers_of_a_plan_are_built_once_and_a_broken_one_keeps_none_from_it
 
 
 def test_hostile_jobs_fail_and_write_nothing(
-    jobs: LabJobs, start: Callable[[int], list[str]], server: PostgresqlServer, tmp_path: Path
+    jobs: LabJobs, start: Start, server: PostgresqlServer, tmp_path: Path
 ) -> None:
     good = build_of(model_in(tmp_path)).model_dump(mode="json")
     harms: list[dict[str, object]] = [
@@ -242,13 +212,12 @@ def test_hostile_jobs_fail_and_write_nothing(
 
 
 def test_failed_build_is_told_with_its_host_and_reason(
-    jobs: LabJobs, files: HostFiles, start: Callable[[int], list[str]], tmp_path: Path
+    lab: LabBuilds, start: Start, tmp_path: Path
 ) -> None:
     text = tmp_path / "calibration.txt"
     text.write_text("a")
     build = build_of(model_in(tmp_path), calibration=text)
     lines = start(GIB)
-    lab = LabBuilds(jobs, files)
     lab.submit(build)
     with pytest.raises(WrongUseError, match=r"\Aboard: cannot calibrate: "):
         lab.follow(build, tmp_path / "out", lambda _: None)
@@ -257,9 +226,9 @@ def test_failed_build_is_told_with_its_host_and_reason(
 
 
 def test_failed_verification_is_told_to_whoever_asked_for_the_build(
-    jobs: LabJobs, files: HostFiles, tmp_path: Path
+    jobs: LabJobs, lab: LabBuilds, tmp_path: Path
 ) -> None:
-    build, lab = build_of(model_in(tmp_path)), LabBuilds(jobs, files)
+    build = build_of(model_in(tmp_path))
     heard: list[Mapping[str, object]] = []
     lab.submit(build)
     jobs.register("h9", 0)
@@ -277,7 +246,7 @@ def test_failed_verification_is_told_to_whoever_asked_for_the_build(
 @pytest.mark.slow
 @pytest.mark.needs("libatomic1")
 def test_verification_is_shown_as_that_of_a_build_here(
-    start: Callable[[int], list[str]], server: PostgresqlServer, tmp_path: Path, build_cache: Path
+    start: Start, server: PostgresqlServer, tmp_path: Path, build_cache: Path
 ) -> None:
     start(4 * GIB)
     build = ("build", tiny_llama.folder(), "--target", "SM8750:emulator", "--verify",
@@ -296,17 +265,11 @@ def test_verification_is_shown_as_that_of_a_build_here(
 
 
 def test_build_that_takes_more_memory_than_there_is_ends(
-    jobs: LabJobs,
-    files: HostFiles,
-    start: Callable[[int], list[str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    lab: LabBuilds, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QNNFARM_CACHE_DIR", str(tmp_path / "cold"))
     build = build_of(model_in(tmp_path), GIB // 64)
     start(GIB // 32)
     monkeypatch.setenv("QNNFARM_CACHE_DIR", str(tmp_path / "cold"))
-    lab = LabBuilds(jobs, files)
     lab.submit(build)
     words = r"\Aboard: it took 0\.[0-9]+ GiB of the 0\.02 GiB .* 0\.03 GiB: raise --memory"
     with pytest.raises(WrongUseError, match=words):
@@ -340,9 +303,8 @@ def test_file_of_a_host_that_is_off_comes_from_a_worker(
 
 @pytest.mark.slow
 def test_cancelled_build_ends_on_its_worker(
-    jobs: LabJobs,
-    files: HostFiles,
-    start: Callable[[int], list[str]],
+    lab: LabBuilds,
+    start: Start,
     server: PostgresqlServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -350,7 +312,6 @@ def test_cancelled_build_ends_on_its_worker(
     build = build_of(model_in(tmp_path))
     lines = start(GIB)
     monkeypatch.setenv("QNNFARM_CACHE_DIR", str(tmp_path / "cold"))
-    lab = LabBuilds(jobs, files)
     lab.submit(build)
     began: list[str] = []
 

@@ -1,7 +1,7 @@
 """Files of cells on another host: used where they are, or fetched over a real SSH connection."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,16 +16,7 @@ from harness.plans.cell_runner import ModelCache
 from harness.plans.cells import Cell, make_cell
 from harness.pool.requirement import Requirement
 from harness.workloads.perplexity import Perplexity
-from tests.ssh_server import SshServer, running_ssh_server
-
-
-@pytest.fixture(scope="module")
-def ssh_server(
-    tmp_path_factory: pytest.TempPathFactory, new_port: Callable[[], int]
-) -> Iterator[SshServer]:
-    """The host that submitted, reached as `board`."""
-    with running_ssh_server(tmp_path_factory.mktemp("ssh"), new_port()) as server:
-        yield server
+from tests.ssh_server import SshServer
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,19 +15,11 @@ from harness.errors import WrongUseError
 from harness.lab.jobs import LabJobs
 from harness.lab.nights import Nights, check_cron
 from suites.nightly.night import Night
-from tests.conftest import NewPostgresqlServer
 from tests.postgresql_server import PostgresqlServer
 from tests.waiting import wait_for
 
 EACH_MINUTE = "* * * * *"
 POOL = "devices:\n  - {{name: {host}-a, type: virtual, identifier: a, soc: SM8750}}\n"
-
-
-@pytest.fixture(scope="module")
-def server(new_postgresql_server: NewPostgresqlServer) -> Iterator[PostgresqlServer]:
-    with new_postgresql_server() as server:
-        server.create("lab")
-        yield server
 
 
 def write_plan(folder: Path, server: PostgresqlServer) -> Path:
@@ -37,11 +29,6 @@ def write_plan(folder: Path, server: PostgresqlServer) -> Path:
     plan = {"name": "night", "db": server.url("lab"), "conditions": "none", "workloads": [work]}
     path.write_text(yaml.safe_dump(plan | {"nightly": {"reports": str(folder / "reports")}}))
     return path
-
-
-def ask(server: PostgresqlServer, query: str) -> list[tuple[object, ...]]:
-    with contextlib.closing(server.connect("lab")) as connection:
-        return connection.execute(query).fetchall()
 
 
 def test_each_night_is_put_into_the_queue_once_by_all_workers(
@@ -58,14 +45,13 @@ def test_each_night_is_put_into_the_queue_once_by_all_workers(
             own = stack.enter_context(LabJobs(server.url("lab")))
             plan = tmp_path / "nightly.yaml"
             stack.enter_context(Nights(own, plan, "night", "0 2 * * *", lambda _: None))
-        wait_for(lambda: len(ask(server, jobs)) == 1)
+        wait_for(lambda: len(server.ask("lab", jobs)) == 1)
         time.sleep(3)
-        assert ask(server, jobs) == [(str(int(clock[0]) - 5),)]
+        assert server.ask("lab", jobs) == [(str(int(clock[0]) - 5),)]
         clock[0] += 5 * 86400 + 3600  # five nights on, an hour late
         time.sleep(3)
-        assert len(ask(server, jobs)) == 1
-    with contextlib.closing(server.connect("lab")) as connection:
-        connection.execute("TRUNCATE procrastinate_jobs, procrastinate_periodic_defers CASCADE")
+        assert len(server.ask("lab", jobs)) == 1
+    server.ask("lab", "TRUNCATE procrastinate_jobs, procrastinate_periodic_defers CASCADE")
 
 
 @pytest.mark.slow
@@ -92,8 +78,8 @@ def test_one_of_two_workers_runs_a_night_as_the_command_does(
             " JOIN procrastinate_events e ON e.job_id = j.id AND e.type = 'started'"
             " WHERE task_name = 'qnnfarm_night' AND j.status = 'succeeded' GROUP BY 1"
         )
-        wait_for(lambda: len(ask(server, ended)) >= 2, timeout_s=300)
-        assert {count for _, count in ask(server, ended)} == {1}
+        wait_for(lambda: len(server.ask("lab", ended)) >= 2, timeout_s=300)
+        assert {count for _, count in server.ask("lab", ended)} == {1}
     finally:
         for worker in workers:
             worker.terminate()

@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import LedgerError
 from harness.pool import ledger_file
-from tests.system import program
+from tests.harness.pool.conftest import on_a_small_disk
 
 _PROGRAM = """
 import os, sys
@@ -61,15 +61,10 @@ def test_a_full_disk_is_told_as_one_and_the_ledger_works_again_after_it(
     tmp_path: Path, when: str
 ) -> None:
     """A disk of the test's own, in memory, in a mount namespace."""
-    user = [] if os.geteuid() == 0 else ["--map-root-user"]
-    mount = 'mount -t tmpfs -o size=1m tmpfs "$1" && shift && exec "$@"'
+    words = (sys.executable, "-c", _PROGRAM, str(tmp_path), when)
     done = subprocess.run(
-        [
-            str(program("unshare")), "--mount", *user, "sh", "-c", mount, "sh", str(tmp_path),
-            sys.executable, "-c", _PROGRAM, str(tmp_path), when,
-        ],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        on_a_small_disk(tmp_path, "1m", *words), capture_output=True, text=True, check=False
+    )
     full = (
         f"the ledger of leases {tmp_path}/state/pool.db cannot be used: "
         f"no space is left on the disk of {tmp_path}/state: free some there"
