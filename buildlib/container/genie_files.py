@@ -116,35 +116,17 @@ class ConfigKind:
     genie: GenieFunction | None = None
 
 
+def _parser(name: str, root: str = "") -> GenieFunction:
+    return GenieFunction(f"Genie{name}Config_createFromJson", root)
+
+
 KINDS = (
     ConfigKind("dialog", ("dialog",), GenieConfig, DIALOG),
-    ConfigKind(
-        "text-to-embedding",
-        ("embedding",),
-        TextEmbeddingConfig,
-        EMBEDDING,
-    ),
-    ConfigKind(
-        "engine",
-        ("standalone-engine",),
-        EngineConfig,
-        GenieFunction("GenieEngineConfig_createFromJson"),
-    ),
-    ConfigKind(
-        "sampler",
-        ("sampler",),
-        SamplerConfig,
-        GenieFunction("GenieSamplerConfig_createFromJson", "/sampler"),
-    ),
-    ConfigKind(
-        "profile", ("profile",), ProfileConfig, GenieFunction("GenieProfileConfig_createFromJson")
-    ),
-    ConfigKind(
-        "accuracy",
-        ("dataset", "type", "engine"),
-        AccuracyConfig,
-        GenieFunction("GenieAccuracyConfig_createFromJson"),
-    ),
+    ConfigKind("text-to-embedding", ("embedding",), TextEmbeddingConfig, EMBEDDING),
+    ConfigKind("engine", ("standalone-engine",), EngineConfig, _parser("Engine")),
+    ConfigKind("sampler", ("sampler",), SamplerConfig, _parser("Sampler", "/sampler")),
+    ConfigKind("profile", ("profile",), ProfileConfig, _parser("Profile")),
+    ConfigKind("accuracy", ("dataset", "type", "engine"), AccuracyConfig, _parser("Accuracy")),
     ConfigKind("qnn-net-run extensions", ("backend_extensions",), BackendExtensionsConfig),
     ConfigKind(
         "HTP backend extensions",
