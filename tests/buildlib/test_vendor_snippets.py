@@ -171,18 +171,14 @@ def test_adapters_named_in_yaml(
     assert [case.name for case in loaded.cases] == ["pale"]
 
 
-def test_lookahead(builder: GenAIBuilderHTP) -> None:
+def test_lookahead_and_self_speculation(builder: GenAIBuilderHTP, tmp_path: Path) -> None:
     run(LADE, builder=builder)
     assert builder.speculative_config == LadeBuilderConfig(window=8, ngram=5, gcap=8)
-
-
-def test_self_speculation(builder: GenAIBuilderHTP, tmp_path: Path) -> None:
     run(SSD, builder=builder)
+    ars = "arn_cl_options.auto_regression_number"
     with pytest.raises(InvalidOptionError, match=r"calls of 63 tokens; the largest AR is 32"):
-        builder.set_transformation_options(
-            {"arn_cl_options.auto_regression_number": [1, 32]}
-        ).plan()
-    builder.set_transformation_options({"arn_cl_options.auto_regression_number": [1, 64]})
+        builder.set_transformation_options({ars: [1, 32]}).plan()
+    builder.set_transformation_options({ars: [1, 64]})
     with pytest.raises(InvalidOptionError, match=r"ssd_tensor_file.*no file ssd_tensor\.pt"):
         builder.plan()
     (tmp_path / "ssd_tensor.pt").write_bytes(b"")

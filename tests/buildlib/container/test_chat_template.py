@@ -57,16 +57,66 @@ MESSAGES = ({"role": "system", "content": "Be brief."}, {"role": "user", "conten
 FOLDER = Path("folder")
 
 
-def _write(folder: Path, **config: object) -> Path:
-    (folder / TOKENIZER_CONFIG).write_text(json.dumps(config))
-    return folder
+NAMED = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+JINJA, PROCESSOR = {"chat_template.jinja": "file"}, {"chat_template.json": {"chat_template": "p"}}
+OLDER = {"special_tokens_map.json": {"bos_token": "<b>"}}
 
 
-def test_a_template_of_tokenizer_config_with_its_special_tokens(tmp_path: Path) -> None:
-    eos = {"content": "</s>", "special": True}
-    _write(tmp_path, chat_template=CHATML, bos_token="<s>", eos_token=eos, pad_token=None)
-    template = ChatTemplate.find(tmp_path)
-    assert template == ChatTemplate(CHATML, TOKENS)
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({TOKENIZER_CONFIG: {"eos_token": "</s>"}}, None),
+        (
+            {
+                TOKENIZER_CONFIG: {
+                    "chat_template": CHATML,
+                    "bos_token": "<s>",
+                    "eos_token": {"content": "</s>", "special": True},
+                    "pad_token": None,
+                }
+            },
+            ChatTemplate(CHATML, TOKENS),
+        ),
+        ({TOKENIZER_CONFIG: {"chat_template": NAMED}}, ChatTemplate("d", ())),
+        ({TOKENIZER_CONFIG: {"chat_template": NAMED[:1]}}, None),
+        (
+            {TOKENIZER_CONFIG: {"chat_template": "c"}, **JINJA, **PROCESSOR},
+            ChatTemplate("file", ()),
+        ),
+        (PROCESSOR, ChatTemplate("p", ())),
+        (
+            {TOKENIZER_CONFIG: {"chat_template": ""}, **OLDER},
+            ChatTemplate("", (("bos_token", "<b>"),)),
+        ),
+        (
+            {TOKENIZER_CONFIG: {"chat_template": "", "added_tokens_decoder": {}}, **OLDER},
+            ChatTemplate("", ()),
+        ),
+        *(
+            ({TOKENIZER_CONFIG: text}, ModelFileError)
+            for text in ("{", "[]", {"chat_template": 1}, {"chat_template": [1]})
+        ),
+    ],
+)
+def test_a_template_is_found_where_transformers_looks(
+    files: Mapping[str, object], expected: object, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / name).write_text(text)
+    assert len(template_files(tmp_path)) == len(files)
+    if expected is ModelFileError:
+        with pytest.raises(ModelFileError):
+            ChatTemplate.find(tmp_path)
+    else:
+        assert ChatTemplate.find(tmp_path) == expected
+
+
+def test_conversations_become_prompts_in_a_container_as_in_the_model(tmp_path: Path) -> None:
+    template = ChatTemplate(CHATML, TOKENS)
+    (tmp_path / TOKENIZER_CONFIG).write_text(template.to_json(), encoding="utf-8")
+    assert ChatTemplate.find(tmp_path) == template
     hostile = [{"role": "user", "content": "{{ 7 * 7 }}{% raw %}"}]
     text, never_a_template = template.render([MESSAGES, hostile], tmp_path)
     assert text == (
@@ -74,52 +124,6 @@ def test_a_template_of_tokenizer_config_with_its_special_tokens(tmp_path: Path) 
         "<|im_start|>assistant\n"
     )
     assert "{{ 7 * 7 }}{% raw %}<|im_end|>" in never_a_template
-
-
-def test_the_default_of_named_templates(tmp_path: Path) -> None:
-    assert ChatTemplate.find(tmp_path) is None
-    assert ChatTemplate.find(_write(tmp_path, eos_token="</s>")) is None
-    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    found = ChatTemplate.find(_write(tmp_path, chat_template=named))
-    assert found is not None
-    assert found.text == "d"
-    assert ChatTemplate.find(_write(tmp_path, chat_template=named[:1])) is None
-
-
-def test_files_of_their_own_replace_the_configuration(tmp_path: Path) -> None:
-    _write(tmp_path, chat_template="of the configuration")
-    (tmp_path / "chat_template.json").write_text('{"chat_template": "of the processor"}')
-    (tmp_path / "chat_template.jinja").write_text("of the file")
-    assert ChatTemplate.find(tmp_path) == ChatTemplate("of the file", ())
-    assert len(template_files(tmp_path)) == 3
-    (tmp_path / "chat_template.jinja").unlink()
-    (tmp_path / TOKENIZER_CONFIG).unlink()
-    assert ChatTemplate.find(tmp_path) == ChatTemplate("of the processor", ())
-
-
-def test_special_tokens_of_older_files(tmp_path: Path) -> None:
-    (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "<b>"}')
-    assert ChatTemplate.find(_write(tmp_path, chat_template="")) == ChatTemplate(
-        "", (("bos_token", "<b>"),)
-    )
-    _write(tmp_path, chat_template="", added_tokens_decoder={})
-    assert ChatTemplate.find(tmp_path) == ChatTemplate("", ())
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["{", "[]", '{"chat_template": 1}', '{"chat_template": [1]}', '{"chat_template": [{}]}'],
-)
-def test_a_file_that_holds_none(content: str, tmp_path: Path) -> None:
-    (tmp_path / TOKENIZER_CONFIG).write_text(content)
-    with pytest.raises(ModelFileError):
-        ChatTemplate.find(tmp_path)
-
-
-def test_a_container_gives_the_same_template(tmp_path: Path) -> None:
-    template = ChatTemplate(STRICT, TOKENS)
-    (tmp_path / TOKENIZER_CONFIG).write_text(template.to_json(), encoding="utf-8")
-    assert ChatTemplate.find(tmp_path) == template
 
 
 @pytest.mark.parametrize(

@@ -36,24 +36,9 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_written_with_genies_own_consent(draft: ContainerContents, tmp_path: Path) -> None:
-    written = write_container(draft, tmp_path / "deep" / "container")
-    loaded = GenAIContainer.load(tmp_path / "deep" / "container")
-    assert loaded == written
-    assert loaded.genie_config == draft.genie_config
-    assert loaded.htp_config == draft.htp_config
-    assert set(loaded.files) == {
-        "genie_config.json",
-        "htp_backend_ext_config.json",
-        "tokenizer.json",
-        "tiny_part_1_of_2.bin",
-        "tiny_part_2_of_2.bin",
-    }
-    assert loaded.sizes[0].name == "tiny_part_2_of_2.bin"
-    assert loaded.metadata.size_bytes == sum(part.size_bytes for part in loaded.sizes)
-
-
-def test_nothing_appears_when_genie_refuses(draft: ContainerContents, tmp_path: Path) -> None:
+def test_a_container_appears_with_genies_consent_alone(
+    draft: ContainerContents, tmp_path: Path
+) -> None:
     def refuse(folder: Path) -> None:
         assert (folder / "genie_config.json").is_file()
         raise InputFileError("genie_config.json", "no")
@@ -62,6 +47,14 @@ def test_nothing_appears_when_genie_refuses(draft: ContainerContents, tmp_path: 
     with pytest.raises(InputFileError):
         write_container(draft, dest, validate=refuse)
     assert list(dest.parent.iterdir()) == []
+    written = write_container(draft, dest)
+    loaded = GenAIContainer.load(dest)
+    assert loaded == written
+    assert loaded.genie_config == draft.genie_config
+    assert loaded.htp_config == draft.htp_config
+    assert set(loaded.files) == {*draft.genie_config.referenced_files, "genie_config.json"}
+    assert loaded.sizes[0].name == "tiny_part_2_of_2.bin"
+    assert loaded.metadata.size_bytes == sum(part.size_bytes for part in loaded.sizes)
 
 
 def test_equal_builds_are_equal_byte_for_byte(
@@ -101,42 +94,19 @@ def test_save_never_overwrites_silently(container: GenAIContainer, tmp_path: Pat
         (tmp_path / "link", True, "is not a folder"),
         (mine / "thesis.txt", True, "is not a folder"),
         (mine / "thesis.txt" / "below", False, "cannot be written"),
+        (container.path / "copy", False, "in the container itself"),
     ):
         with pytest.raises(ContainerError, match=reason) as caught:
             container.save(dest, exist_ok=exist_ok)
         assert caught.value.exit_code == 2
-    assert snapshot(mine) == {"thesis.txt": b"precious"}
-    assert (copy / "notes" / "thesis.txt").read_text() == "precious"
-
-
-def test_no_container_is_put_into_itself(container: GenAIContainer) -> None:
-    before = snapshot(container.path)
-    with pytest.raises(ContainerError, match="in the container itself"):
-        container.save(container.path / "copy")
     with pytest.raises(ContainerError, match="in the container itself"):
         container.export(container.path / "copy")
-    assert snapshot(container.path) == before
-
-
-def test_a_file_that_is_gone_is_named(container: GenAIContainer, tmp_path: Path) -> None:
-    (container.path / "tokenizer.json").unlink()
-    with pytest.raises(ContainerError, match=r"tokenizer\.json.*is missing"):
-        container.save(tmp_path / "copy")
-    with pytest.raises(ContainerError, match=r"tokenizer\.json.*is missing"):
-        container.export(tmp_path / "copy.zip", format="zip")
-    assert {p.name for p in tmp_path.iterdir()} == {"parts", "container"}
-
-
-def test_a_format_that_there_is_not(container: GenAIContainer, tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match=r"'tar'.*genie_bundle, zip"):
-        container.export(tmp_path / "copy", format="tar")  # type: ignore[arg-type]
-    assert not (tmp_path / "copy").exists()
-
-
-def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "metadata.json")
-    with pytest.raises(ContainerError, match="is not a file"):
-        GenAIContainer.load(tmp_path)
+        container.export(tmp_path / "new", format="tar")  # type: ignore[arg-type]
+    assert {p.name for p in tmp_path.iterdir()} == {"parts", "container", "mine", "link", "copy"}
+    assert not (container.path / "copy").exists()
+    assert snapshot(mine) == {"thesis.txt": b"precious"}
+    assert (copy / "notes" / "thesis.txt").read_text() == "precious"
 
 
 def test_save_replaces_another_container_and_leaves_an_equal_one(
@@ -163,31 +133,38 @@ def test_save_replaces_another_container_and_leaves_an_equal_one(
     assert not (target / "tokenizer.json").is_symlink()
 
 
-@pytest.mark.parametrize("name", ["tiny_part_1_of_2.bin", "tokenizer.json", "genie_config.json"])
-def test_changed_file_is_named(name: str, container: GenAIContainer, tmp_path: Path) -> None:
-    path = container.path / name
+def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ContainerError, match=f"file '{re.escape(name)}' has changed"):
-        GenAIContainer.load(container.path)
-    with pytest.raises(ContainerError, match="has changed"):
-        container.save(tmp_path / "copy")
-    assert not (tmp_path / "copy").exists()
 
 
-def test_short_and_missing_files_are_named(container: GenAIContainer) -> None:
-    path = container.path / "tiny_part_2_of_2.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ContainerError, match="19999 bytes"):
-        GenAIContainer.load(container.path, verify=False)
-    path.unlink()
-    with pytest.raises(ContainerError, match="is missing"):
-        GenAIContainer.load(container.path)
-    with pytest.raises(ContainerError, match="is missing"):
-        GenAIContainer(
-            container.path, container.metadata, container.genie_config, container.htp_config
-        ).save(container.path.with_name("copy"))
+@pytest.mark.parametrize(
+    ("name", "damage", "reason"),
+    [
+        ("tiny_part_1_of_2.bin", flip, "has changed"),
+        ("tokenizer.json", flip, "has changed"),
+        ("genie_config.json", flip, "has changed"),
+        ("tiny_part_2_of_2.bin", lambda path: os.truncate(path, 19_999), "has 19999 bytes"),
+        ("tokenizer.json", Path.unlink, "is missing"),
+    ],
+)
+def test_a_damaged_file_is_named_and_never_copied(
+    container: GenAIContainer,
+    tmp_path: Path,
+    name: str,
+    damage: Callable[[Path], object],
+    reason: str,
+) -> None:
+    damage(container.path / name)
+    for use in (
+        lambda: GenAIContainer.load(container.path, verify=damage is flip),
+        lambda: container.save(tmp_path / "copy"),
+        lambda: container.export(tmp_path / "copy.zip", format="zip"),
+    ):
+        with pytest.raises(ContainerError, match=f"file '{re.escape(name)}' {reason}"):
+            use()
+    assert {p.name for p in tmp_path.iterdir()} == {"parts", "container"}
 
 
 @pytest.mark.parametrize(
@@ -199,19 +176,19 @@ def test_short_and_missing_files_are_named(container: GenAIContainer) -> None:
         ("[" * 100_000, "not JSON"),
         ('{"format_version": true}', "not a container"),
         ('{"format_version": 1}', "it is missing"),
+        (os.mkfifo, "is not a file"),  # which is not waited for
+        (lambda path: path.parent.rmdir(), "there is no such folder"),
     ],
 )
-def test_what_is_no_manifest_is_refused(text: str | None, said: str, tmp_path: Path) -> None:
-    if text is not None:
-        (tmp_path / "metadata.json").write_text(text)
+def test_what_is_no_manifest_is_refused(text: Any, said: str, tmp_path: Path) -> None:  # noqa: ANN401
+    path = tmp_path / "metadata.json"
+    if callable(text):
+        text(path)
+    elif text is not None:
+        path.write_text(text)
     with pytest.raises(ContainerError, match=said) as caught:
         GenAIContainer.load(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_folder_that_is_missing_is_told_as_one(tmp_path: Path) -> None:
-    with pytest.raises(ContainerError, match="there is no such folder"):
-        GenAIContainer.load(tmp_path / "none")
 
 
 def edit(container: GenAIContainer, change: Callable[[dict[str, Any]], None]) -> None:

@@ -1,6 +1,5 @@
 """Op packages of a build: which libraries a target needs, and which are no good for it."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from buildlib.container.op_packages import OpPackage, registrations, select_pack
 from buildlib.container.writer import ContainerContents, write_container
 from buildlib.errors import ContainerError, InvalidOptionError
 from buildlib.genai import GenAIBuilderFactory
-from buildlib.targets import parse_target
+from buildlib.targets import Target, parse_target
 from tests.buildlib.op_packages import build_library
 
 EMULATOR, PHONE = parse_target("SM8650:emulator"), parse_target("SM8650")
@@ -45,23 +44,17 @@ def package(libraries: dict[str, str]) -> OpPackage:
     )
 
 
-def write(draft: ContainerContents, folder: Path) -> GenAIContainer:
-    return write_container(draft, folder, validate=lambda _folder: None)
-
-
-def test_a_phone_registers_the_processors_library_before_the_hexagons(package: OpPackage) -> None:
-    (chosen,) = select_packages([package], PHONE)
-    assert set(chosen.targets) == {"aarch64-android", "hexagon-v75"}
+@pytest.mark.parametrize(
+    ("target", "sides"),
+    [(PHONE, {"CPU": "aarch64-android", "HTP": "hexagon-v75"}), (EMULATOR, {"CPU": "x86_64"})],
+)
+def test_the_libraries_of_a_target_are_registered_the_processors_first(
+    package: OpPackage, target: Target, sides: dict[str, str]
+) -> None:
+    (chosen,) = select_packages([package], target)
+    assert set(chosen.targets) == set(sides.values())
     assert [str(one) for one in registrations([chosen.in_container()])] == [
-        "libQnnLLaMAPackage_CPU.so:LLaMAPackageInterfaceProvider:CPU",
-        "libQnnLLaMAPackage_HTP.so:LLaMAPackageInterfaceProvider:HTP",
-    ]
-
-
-def test_the_emulator_registers_the_library_of_its_host(package: OpPackage) -> None:
-    (chosen,) = select_packages([package], EMULATOR)
-    assert [str(one) for one in registrations([chosen.in_container()])] == [
-        "libQnnLLaMAPackage_CPU.so:LLaMAPackageInterfaceProvider:CPU"
+        f"libQnnLLaMAPackage_{side}.so:LLaMAPackageInterfaceProvider:{side}" for side in sides
     ]
 
 
@@ -80,86 +73,62 @@ def test_the_emulator_registers_the_library_of_its_host(package: OpPackage) -> N
 def test_a_library_that_is_not_for_its_target_is_named(
     package: OpPackage, changes: dict[str, str | None], reason: str
 ) -> None:
-    targets = dict(package.targets)
-    for key, value in changes.items():
-        if value is None:
-            del targets[key]
-        else:
-            targets[key] = package.targets.get(value, value)
+    changed = {k: path and package.targets.get(path, path) for k, path in changes.items()}
+    targets = {k: path for k, path in {**package.targets, **changed}.items() if path}
     with pytest.raises(InvalidOptionError, match=reason):
         select_packages([package.model_copy(update={"targets": targets})], PHONE)
 
 
-def test_a_provider_that_a_library_does_not_export(package: OpPackage) -> None:
+def test_packages_that_a_target_cannot_have(package: OpPackage) -> None:
     other = package.model_copy(update={"interface_provider": "OtherProvider"})
     with pytest.raises(InvalidOptionError, match="exports no OtherProvider"):
         select_packages([other], EMULATOR)
-
-
-def test_a_package_that_is_there_twice(package: OpPackage) -> None:
     with pytest.raises(InvalidOptionError, match="there twice"):
         select_packages([package, package], EMULATOR)
 
 
 def test_a_container_holds_its_packages_and_is_another_with_another_provider(
-    make_draft: Callable[[], ContainerContents], package: OpPackage, tmp_path: Path
+    draft: ContainerContents, package: OpPackage, tmp_path: Path
 ) -> None:
-    draft = make_draft()
-    plain = write(draft, tmp_path / "plain").metadata
-    made = write(replace(draft, op_packages=select_packages([package], PHONE)), tmp_path / "made")
-    loaded = GenAIContainer.load(tmp_path / "made")
+    other = package.model_copy(update={"interface_provider": "OtherProvider"}).for_target(PHONE)
+    plain, made, twin = (
+        write_container(replace(draft, op_packages=own), tmp_path / name, validate=lambda _: None)
+        for name, own in {
+            "plain": (), "made": select_packages([package], PHONE), "twin": (other,),
+        }.items()
+    )  # fmt: skip
+    loaded = GenAIContainer.load(made.path)
     assert loaded.metadata == made.metadata
     names = [one.file for one in registrations(loaded.metadata.op_packages)]
     assert names == ["libQnnLLaMAPackage_CPU.so", "libQnnLLaMAPackage_HTP.so"]
     for name, key in zip(names, ("aarch64-android", "hexagon-v75"), strict=True):
         assert loaded.files[name].read_bytes() == Path(package.targets[key]).read_bytes()
         assert loaded.metadata.files[name].kind == "op_package"
-    other = package.model_copy(update={"interface_provider": "OtherProvider"}).for_target(PHONE)
-    twin = write(replace(draft, op_packages=(other,)), tmp_path / "twin").metadata
-    assert twin.files == made.metadata.files
-    digests = {plain.container_sha256, made.metadata.container_sha256, twin.container_sha256}
-    assert len(digests) == 3
-
-
-def test_a_manifest_that_names_a_package_which_is_not_there(
-    draft: ContainerContents, package: OpPackage, tmp_path: Path
-) -> None:
-    made = write(
-        replace(draft, op_packages=select_packages([package], EMULATOR)), tmp_path / "made"
-    )
-    text = made.metadata.to_json().replace(
-        '"x86_64": "libQnnLLaMAPackage_CPU.so"', '"x86_64": "libOther_CPU.so"'
-    )
-    (tmp_path / "made" / "metadata.json").write_text(text)
+    assert twin.metadata.files == made.metadata.files
+    assert len({each.metadata.container_sha256 for each in (plain, made, twin)}) == 3
+    path = made.path / "metadata.json"
+    path.write_text(path.read_text().replace(f': "{names[0]}"', ': "libOther_CPU.so"'))
     with pytest.raises(ContainerError, match="which is no op package in it"):
-        GenAIContainer.load(tmp_path / "made")
+        GenAIContainer.load(made.path)
 
 
-def test_paths_of_an_options_file_are_relative_to_it(
+def test_an_entry_of_options_has_paths_relative_to_their_file(
     tiny_export: Path, libraries: dict[str, str]
 ) -> None:
-    root = Path(libraries["x86_64"]).parents[1]
-    builder = GenAIBuilderFactory.create(tiny_export)
-    apply_options(builder, flatten_options({"op_packages": [entry(libraries)]}, root))
-    assert [dict(one.targets) for one in builder.op_packages] == [libraries]
-
-
-def test_the_compiler_needs_a_library_for_this_host(
-    tiny_export: Path, libraries: dict[str, str]
-) -> None:
-    phone = {key: path for key, path in libraries.items() if key != "x86_64"}
+    """The compiler needs a library for this host beside those of the target."""
+    root, entry = Path(libraries["x86_64"]).parents[1], {
+        "name": "QnnLLaMAPackage", "interface_provider": "LLaMAPackageInterfaceProvider",
+    }  # fmt: skip
     builder = GenAIBuilderFactory.create(tiny_export).set_targets(["SM8650"])
-    root = Path(libraries["x86_64"]).parents[1]
-    apply_options(builder, flatten_options({"op_packages": [entry(phone)]}, root))
+    for keys in (set(libraries), set(libraries) - {"x86_64"}):
+        paths = {key: f"{key}/libQnnLLaMAPackage.so" for key in keys}
+        options = {"op_packages": [entry | {"targets": paths}]}
+        apply_options(builder, flatten_options(options, root))
+        assert [dict(one.targets) for one in builder.op_packages] == [
+            {key: libraries[key] for key in keys}
+        ]
     with pytest.raises(InvalidOptionError, match="no library for x86_64"):
         builder.plan()
-
-
-def entry(targets: dict[str, str]) -> dict[str, object]:
-    """Return an entry of options, with paths relative to the folder of the libraries' folders."""
-    paths = {key: f"{key}/libQnnLLaMAPackage.so" for key in targets}
-    provider = "LLaMAPackageInterfaceProvider"
-    return {"name": "QnnLLaMAPackage", "interface_provider": provider, "targets": paths}
 
 
 @pytest.mark.parametrize(
