@@ -79,8 +79,6 @@ def test_attributes_stages_and_attached_builders(
         ("speculative_config.type", "eaglet", "draft_model_path.*missing"),
         ("speculative_config.draft_modelpath", "x", "did you mean .*draft_model_path"),
         ("prepare_embeding_lut", True, "did you mean prepare_embedding_lut"),
-        ("embedding_datatype", "float16", "embedding_datatype"),
-        ("max_workers", 0, "max_workers.*at least 1"),
         ("attached_builders", [{"arn": 1}], "attached_builders.model_path.*missing"),
         ("attached_builders", 1, "attached_builders.*list"),
         ("lora_config.lora_version", 2, "lora_config_path"),

@@ -116,12 +116,6 @@ def test_bounds_hold_and_results_keep_their_order(
         run_bounded([], max_workers=0, memory_bytes=0)
 
 
-def test_tasks_run_at_once_where_there_is_room() -> None:
-    both = threading.Barrier(2, timeout=_LONG_S)
-    tasks = [ScheduledTask(name, both.wait, GB) for name in "ab"]
-    assert sorted(run_bounded(tasks, max_workers=2, memory_bytes=2 * GB)) == [0, 1]
-
-
 def test_what_fits_passes_what_does_not() -> None:
     small_runs = threading.Event()
     order: list[str] = []
