@@ -316,3 +316,28 @@ def test_an_export_without_caches_says_what_to_export(import_changed: ImportChan
 
     with pytest.raises(ModelFileError, match="past_key_values as inputs"):
         import_changed(_SYMBOLIC, SHAPE, without_caches)
+
+
+def test_features_are_scaled_before_a_convolution(import_changed: ImportChanged) -> None:
+    """Factors lie along the axis of channels, and go with them to the last one."""
+    factors = np.linspace(0.5, 1.5, 32, dtype=np.float32)
+
+    def scaled_weight(model: onnx.ModelProto) -> None:
+        conv = next(node for node in model.graph.node if node.op_type == "Conv")
+        weight = next(one for one in model.graph.initializer if one.name == conv.input[1])
+        array = numpy_helper.to_array(weight) * factors[:, None, None]
+        weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+
+    def scaled_input(model: onnx.ModelProto) -> None:
+        conv = next(node for node in model.graph.node if node.op_type == "Conv")
+        place = list(model.graph.node).index(conv)
+        array = factors[None, :, None, None]
+        model.graph.initializer.append(numpy_helper.from_array(array, "factors"))
+        node = helper.make_node("Mul", [conv.input[0], "factors"], ["scaled_input"])
+        conv.input[0] = "scaled_input"
+        model.graph.node.insert(place, node)
+
+    one, other = (
+        import_changed("aihub-llama", SHAPE, way) for way in (scaled_weight, scaled_input)
+    )
+    assert_near(run_once(other), run_once(one))
