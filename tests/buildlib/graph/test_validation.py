@@ -104,6 +104,10 @@ def below_the_rest(graph: onnx.GraphProto) -> None:
             lambda graph: node(graph, "Sigmoid").input.append("embedding"),
             r"Sigmoid \('.*'\) has 2 inputs, it takes 1",
         ),
+        (
+            lambda graph: node(graph, "Gemm").input.extend(["embedding"] * 2),
+            r"Gemm \('.*'\) has 4 inputs, it takes 2 to 3",
+        ),
         (below_the_rest, r"Reshape \('.*'\) has a dimension -8193"),
         (lambda graph: graph.ClearField("node"), "holds no graph"),
     ],
