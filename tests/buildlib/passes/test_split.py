@@ -91,8 +91,9 @@ def test_sizes_are_those_of_the_encodings(tiny_export: Path) -> None:
 
 def test_parts_and_wrong_models_are_refused(tmp_path: Path) -> None:
     model = make_decoder(tmp_path / "in", Kind())
-    for part in split_model(model, 2, tmp_path / "in"):
-        with pytest.raises(ModelFileError, match="is missing"):
+    parts = split_model(model, 2, tmp_path / "in")
+    for part, name in zip(parts, ("logits", "input_ids"), strict=True):
+        with pytest.raises(ModelFileError, match=f"{name} is missing"):
             split_model(part, 1, tmp_path / "out")
     with pytest.raises(InvalidOptionError, match="3 parts cannot be made of 2 layers"):
         split_model(model, 3, tmp_path / "out")
