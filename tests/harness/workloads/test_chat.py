@@ -30,6 +30,8 @@ SPOKEN = (
     "{% else %}{{ m.role }}: {{ m.content }}\n{% endif %}{% endfor %}"
 )
 TEMPLATE = "{{ bos_token }}" + SPOKEN
+TRIMMING = TEMPLATE.replace("m.content }}{{ eos", "m.content | trim }}{{ eos")
+ENDLESS = TEMPLATE.replace("{{ eos_token }}", "\n")
 PROMPTS = ("In the beginning", "And God said", "Go on")
 MakeFolder = Callable[[str], Path]
 
@@ -60,36 +62,34 @@ def test_a_later_turn_is_what_the_template_appends_after_the_end_of_an_answer(
     make_folder: MakeFolder,
 ) -> None:
     chat = Chat.of(make_folder(TEMPLATE))
-    first, *later = chat.turns(PROMPTS).ids
-    assert first == (BOS, *ids_of("user: In the beginning\n"))
-    assert later == [ids_of("user: And God said\n"), ids_of("user: Go on\n")]
-
-
-def test_what_the_cache_holds_is_the_template_of_the_whole_conversation(
-    make_folder: MakeFolder,
-) -> None:
-    chat = Chat.of(make_folder(TEMPLATE))
     turns = chat.turns(PROMPTS, "Be brief.")
+    first, *later = turns.ids
+    assert first == (BOS, *ids_of("system: Be brief.\nuser: In the beginning\n"))
+    assert later == [ids_of("user: And God said\n"), ids_of("user: Go on\n")]
     answers = [ids_of(" God created"), (*ids_of(" Let there be light"), EOS)]
     assert chat.difference(turns, answers, EOS) is None
     told = chat.difference(turns, answers, 5)
     assert told is not None
     assert "differs from the chat template from token" in told
+    endless = Chat.of(make_folder(ENDLESS)).turns(PROMPTS[:2])
+    assert endless.end_token is None
+    assert endless.ids[1] == ids_of("\nuser: And God said\n")
 
 
-def test_a_template_that_trims_answers_is_told(make_folder: MakeFolder) -> None:
-    chat = Chat.of(make_folder(TEMPLATE.replace("m.content }}{{ eos", "m.content | trim }}{{ eos")))
-    turns = chat.turns(PROMPTS[:2])
-    assert chat.difference(turns, [ids_of("God created")], EOS) is None
-    assert chat.difference(turns, [ids_of(" God created ")], EOS) is not None
-
-
-def test_a_template_without_an_end_token_is_told(make_folder: MakeFolder) -> None:
-    chat = Chat.of(make_folder(TEMPLATE.replace("{{ eos_token }}", "\n")))
-    turns = chat.turns(PROMPTS[:2])
-    assert turns.end_token is None
-    assert turns.ids[1] == ids_of("\nuser: And God said\n")
-    assert chat.difference(turns, [ids_of(" God created")], EOS) is not None
+@pytest.mark.parametrize(
+    ("template", "answer", "agrees"),
+    [
+        (TRIMMING, "God created", True),
+        (TRIMMING, " God created ", False),
+        (ENDLESS, " God created", False),
+    ],
+)
+def test_a_template_that_changes_answers_or_does_not_end_them_is_told(
+    make_folder: MakeFolder, template: str, answer: str, *, agrees: bool
+) -> None:
+    chat = Chat.of(make_folder(template))
+    difference = chat.difference(chat.turns(PROMPTS[:2]), [ids_of(answer)], EOS)
+    assert (difference is None) is agrees
 
 
 def test_a_template_that_drops_answers_takes_one_prompt(make_folder: MakeFolder) -> None:
@@ -99,15 +99,12 @@ def test_a_template_that_drops_answers_takes_one_prompt(make_folder: MakeFolder)
         chat.turns(PROMPTS)
 
 
-def test_a_template_that_refuses_the_conversation(make_folder: MakeFolder) -> None:
+def test_a_template_that_refuses_the_conversation_or_is_not_there(make_folder: MakeFolder) -> None:
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     chat = Chat.of(make_folder(refusing + TEMPLATE))
     assert chat.turns(["Hi"]).ids[0][0] == BOS
     with pytest.raises(ContainerError, match="no system"):
         chat.turns(["Hi"], "Be brief.")
-
-
-def test_a_folder_without_a_template() -> None:
     with pytest.raises(WrongUseError, match="has no chat template"):
         Chat.of(tiny_llama.folder())
 

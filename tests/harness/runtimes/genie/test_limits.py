@@ -38,11 +38,7 @@ def test_it_is_refused_by_its_pointer(direct: Path) -> None:
 def test_another_configuration_for_a_container_has_the_same_limits(
     direct: Path, tiny_bundle: Path
 ) -> None:
-    container = GenAIContainer.load(tiny_bundle)
+    container = open_container(tiny_bundle)
     settings = DialogSettings(genie_config=str(direct / "genie_config.json"))
     with pytest.raises(WrongUseError, match=r"genie_config\.json cannot run: .*direct-io"):
         config_of(settings, container)
-
-
-def test_others_are_opened(tiny_bundle: Path) -> None:
-    assert open_container(tiny_bundle).path == tiny_bundle
