@@ -177,6 +177,7 @@ def test_a_name_for_its_key(config: Path) -> None:
         ("-l@board", "a host is HOST"),
         ("board;id", "a host is HOST"),
         ("$(id)@board", "a host is HOST"),
+        ("board\0", "null byte"),
     ],
 )
 def test_what_cannot_be_used(config: Path, host: str, reason: str) -> None:

@@ -48,6 +48,10 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     process.communicate()
 
 
+def test_a_shell_there_that_is_killed_is_no_success(host: SshHost) -> None:
+    assert _run(host, "kill -9 $$")[0] == 137
+
+
 def test_the_deadline_is_over_all(host: SshHost) -> None:
     for line in ("sleep 60", "while :; do echo .; sleep 0.1; done"):
         with pytest.raises(DeadlineExceeded):
