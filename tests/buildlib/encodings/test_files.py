@@ -65,6 +65,7 @@ ONNX_LIKE: dict[str, Any] = {
         {"name": "t", "per_block_int_scale": [[3, 11, 7], [5, 9, 16]], "axis": 0,
          "per_channel_float_scale": [[0.001, 0.002, 0.003]], "block_size": 32,
          "output_dtype": "int4"},
+        {"name": "f", "output_dtype": "bfloat16"},
     ],
 }  # fmt: skip
 
@@ -101,6 +102,7 @@ def test_2_0_0_says_the_same_as_quantize_linear(tmp_path: Path) -> None:
     assert (found["s"].offset, found["s"].is_sym) == ((-32768,), True)
     assert (found["c"].enc_type, found["c"].axis) == ("PER_CHANNEL", 0)
     assert (found["b"].scale, found["b"].channels) == ((0.01, 0.02, 0.03, 0.04, 0.05, 0.06), 3)
+    assert (found["f"].dtype, found["f"].bw) == ("FLOAT", 16)
     for name, axes in (("w", (0, 1)), ("t", (1, 0))):
         encoding = found[name]
         assert (encoding.axis, encoding.block_axis) == axes
@@ -206,7 +208,8 @@ def encodings(draw: st.DrawFn, *, blocks: bool) -> Encodings:
         n_channels = 1 if kind == "PER_TENSOR" else draw(st.integers(2, 4))
         count = n_channels * draw(st.integers(1, 3)) if kind == "PER_BLOCK" else n_channels
         is_sym = draw(st.booleans()) or kind == "LPBQ"
-        offset = (-half if is_sym else draw(st.integers(1 - 2 * half, -1)),) * count
+        offsets = st.just(-half) | st.integers(1 - 2 * half, -1)
+        offset = (-half if is_sym else draw(offsets),) * count
         fields: dict[str, Any] = {"axis": 0} if kind != "PER_TENSOR" else {}
         if kind in {"PER_BLOCK", "LPBQ"}:
             fields |= {"block_size": draw(st.sampled_from([16, 64])), "block_axis": 1}
@@ -259,6 +262,10 @@ def test_inexpressible_encodings_are_refused(tmp_path: Path) -> None:
     for version, said in (("0.6.1", "LPBQ"), ("2.0.0", "y: FLOAT"), ("3.0.0", "written")):
         with pytest.raises(EncodingsError, match=said):
             save_encodings(loaded, tmp_path / "out", version=version)
+    entry = LISTS["param_encodings"][0] | {"bw": 16, "offset": [-(1 << 15)] * 3}
+    odd = load(tmp_path, LISTS | {"activation_encodings": [], "param_encodings": [entry]})
+    with pytest.raises(EncodingsError, match="w: 4 bits compressed from 16"):
+        save_encodings(odd, tmp_path / "out", version="2.0.0")
     assert not (tmp_path / "out").exists()
 
 
