@@ -142,15 +142,6 @@ def test_work_that_ended_well_elsewhere_accuses_the_device(bench: Bench) -> None
     assert bench.state("a") == "quarantined"
 
 
-def test_work_that_ends_well_ends_a_row_of_failures(bench: Bench) -> None:
-    bench.add("a")
-    for number in range(8):
-        _fail(bench, "a", _crash(_work(bench, f"cell-{number % 4}")))
-        if number % 2:
-            _succeed(bench, "a")
-    assert bench.state("a") == "ready"
-
-
 @on_each_database
 def test_one_work_counts_once_in_a_row(bench: Bench) -> None:
     bench.add("a")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system import program
+from tests.harness.pool.conftest import on_a_small_disk
 
 _POOL = "devices: [{name: bench, type: local}]\nrecovery: {backoff_s: 1}\n"
 _PROGRAM = """
@@ -57,13 +57,11 @@ conditions: none
 """
 
 
-def _in_a_small_disk(tmp_path: Path, words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """A command whose cache, with the work root of its device, is 3 MB large."""
+def _run(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command whose cache, with the work root of its device, is 3 MB large."""
     cache = tmp_path / "cache"
     cache.mkdir()
     (tmp_path / "pool.yaml").write_text(_POOL)
-    user = [] if os.geteuid() == 0 else ["--map-root-user"]
-    mount = 'mount -t tmpfs -o size=3m none "$1" && shift && exec "$@"'
     environment = {
         **os.environ,
         "QNNFARM_POOL": str(tmp_path / "pool.yaml"),
@@ -71,18 +69,15 @@ def _in_a_small_disk(tmp_path: Path, words: list[str]) -> tuple[list[str], dict[
         "XDG_CACHE_HOME": str(cache),
         "HOME": str(tmp_path),
     }
-    unshare = [str(program("unshare")), "--mount", *user]
-    return [*unshare, "sh", "-c", mount, "sh", str(cache), *words], environment
+    return subprocess.run(
+        on_a_small_disk(cache, "3m", *words), env=environment, cwd=tmp_path, capture_output=True,
+        text=True, check=False, timeout=300,
+    )  # fmt: skip
 
 
 @pytest.mark.needs("namespaces")
 def test_a_claim_on_a_full_disk_ends_in_time_and_burns_no_tokens(tmp_path: Path) -> None:
-    words, environment = _in_a_small_disk(
-        tmp_path, [sys.executable, "-c", _PROGRAM, str(tmp_path / "cache")]
-    )
-    done = subprocess.run(
-        words, env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
+    done = _run(tmp_path, sys.executable, "-c", _PROGRAM, str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
     told, is_alone, tokens, failures = json.loads(done.stdout)
     assert "bench is " in told
@@ -107,9 +102,5 @@ def test_a_plan_on_a_full_device_ends_at_sigterm(tmp_path: Path) -> None:
     kill -TERM $running; wait $running; echo status $?
     touch over
     """
-    words, environment = _in_a_small_disk(tmp_path, ["sh", "-c", script])
-    done = subprocess.run(
-        words, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path,
-        timeout=300,
-    )  # fmt: skip
+    done = _run(tmp_path, "sh", "-c", script)
     assert done.stdout.splitlines()[-1:] == ["status 130"], done.stdout + done.stderr

@@ -83,24 +83,11 @@ def test_a_later_request_takes_no_device_that_an_earlier_one_needs(
                 assert set(without) == set(together)
 
 
-def test_a_big_request_keeps_its_devices_while_it_waits() -> None:
-    big = Request(1, ("a", "b", "c"), 3)
-    small = [Request(number, ("a", "b", "c"), 1) for number in range(2, 50)]
-    assert serve([big, *small], {"a"}, {"b", "c"}) == {}
-    assert serve([big, *small], {"a", "b"}, {"c"}) == {}
-    assert list(serve([big, *small], {"a", "b", "c"}, set())) == [1]
-
-
 def test_a_request_for_an_absent_device_keeps_its_place_but_no_devices() -> None:
     big, small = Request(1, ("a", "gone"), 2), Request(2, ("a",), 1)
     assert serve([big, small], {"a"}, set()) == {2: ["a"]}
     assert serve([big, small], {"a"}, {"gone"}) == {}
     assert serve([big, small], {"a", "gone"}, set()) == {1: ["a", "gone"]}
-
-
-def test_an_earlier_request_makes_room_where_it_can() -> None:
-    any_device, only_a = Request(1, ("a", "b"), 1), Request(2, ("a",), 1)
-    assert serve([any_device, only_a], {"a", "b"}, set()) == {1: ["b"], 2: ["a"]}
 
 
 def test_a_long_chain_of_requests_makes_room() -> None:
