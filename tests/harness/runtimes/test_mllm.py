@@ -158,19 +158,6 @@ def test_a_benchmark_by_the_summary_of_qwen_2(
 
 
 @pytest.mark.needs("libatomic1")
-def test_a_benchmark_by_the_clock_of_qwen_3(virtual_device: Device, described: Path) -> None:
-    model = open_model(described, "mllm")
-    with (
-        ResultsStore.open(described.with_name("results.db")) as store,
-        Session(virtual_device, model) as session,
-    ):
-        bench = Bench.of(prompt_tokens=128, new_tokens=8, repetitions=1, warmup=0)
-        run = bench.run(session, Recording(lambda: store)).output
-    assert run.values("ttft_s")[0] > 0.25
-    assert run.container.model == "tiny"
-
-
-@pytest.mark.needs("libatomic1")
 def test_what_the_runner_cannot_run_is_refused_before_a_device(
     described: Path, compiled: tuple[MllmFiles, Path], small_bundle: Path
 ) -> None:

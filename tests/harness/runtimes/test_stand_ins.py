@@ -14,7 +14,7 @@ import yaml
 from harness.devices.device import Device
 from harness.errors import RunnerError, RuntimeOutputError, WrongUseError
 from harness.results.store import ResultsStore
-from harness.runtimes.base import GenerationRequest, RuntimeOptions, SpeedRequest
+from harness.runtimes.base import Generates, GenerationRequest, MeasuresSpeed, SpeedRequest
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.registry import open_model
 from harness.workloads.base import Recording
@@ -145,10 +145,9 @@ def executorch(tmp_path: Path) -> Path:
 
 
 def test_a_benchmark_by_geniex_bench(virtual_device: Device, geniex: Path) -> None:
-    model = open_model(geniex, "geniex-bench")
     with (
         ResultsStore.open(geniex.with_name("results.db")) as store,
-        Session(virtual_device, model) as session,
+        Session(virtual_device, open_model(geniex, "geniex-bench")) as session,
     ):
         bench = Bench.of(prompt_tokens=64, new_tokens=16, repetitions=3, warmup=0)
         run = bench.run(session, Recording(lambda: store)).output
@@ -159,22 +158,18 @@ def test_a_benchmark_by_geniex_bench(virtual_device: Device, geniex: Path) -> No
     assert (run.workload.runner, run.container.model) == ("geniex-bench", "Qwen3-4B")
 
 
-def test_geniex_bench_that_refuses_says_so(virtual_device: Device, geniex: Path) -> None:
-    content = yaml.safe_load(geniex.read_text())
-    geniex.write_text(yaml.safe_dump(content | {"arguments": ["--power-mode", "warp"]}))
-    model = open_model(geniex, "geniex-bench")
-    runtime = model.start(virtual_device, virtual_device.properties(), RuntimeOptions())
-    with pytest.raises(RunnerError, match="warp"):
-        list(runtime.measure_speed(SpeedRequest(8, 4)))  # type: ignore[attr-defined]
-    runtime.clean()
-
-
-def test_a_prompt_by_executorch(virtual_device: Device, executorch: Path) -> None:
-    model = open_model(executorch, "executorch")
-    runtime = model.start(virtual_device, virtual_device.properties(), RuntimeOptions())
-    result = runtime.generate(GenerationRequest(16, prompt="In the"))  # type: ignore[attr-defined]
-    again = runtime.generate(GenerationRequest(16, token_ids=(5, 6, 7)))  # type: ignore[attr-defined]
-    runtime.clean()
+def test_a_benchmark_and_prompts_by_executorch(virtual_device: Device, executorch: Path) -> None:
+    with (
+        ResultsStore.open(executorch.with_name("results.db")) as store,
+        Session(virtual_device, open_model(executorch, "executorch")) as session,
+    ):
+        bench = Bench.of(prompt_tokens=32, new_tokens=8, repetitions=2, warmup=0)
+        run = bench.run(session, Recording(lambda: store)).output
+        runtime = session.require(Generates)
+        result = runtime.generate(GenerationRequest(16, prompt="In the"))
+        again = runtime.generate(GenerationRequest(16, token_ids=(5, 6, 7)))
+    assert run.values("prompt_tokens") == (32, 32)
+    assert run.workload.runner == "qnn_llama_runner"
     assert result.text.startswith(" and it was so")
     assert result.metrics["decode_tokens_per_s"] == pytest.approx(50)
     assert result.metrics["prefill_tokens_per_s"] == pytest.approx(2 / 0.056, rel=0.5)
@@ -182,28 +177,23 @@ def test_a_prompt_by_executorch(virtual_device: Device, executorch: Path) -> Non
     assert again.metrics["init_s"] == pytest.approx(0.887)
 
 
-def test_a_benchmark_by_executorch(virtual_device: Device, executorch: Path) -> None:
-    model = open_model(executorch, "executorch")
+def test_a_program_that_refuses_or_reports_nothing_is_told(
+    virtual_device: Device, geniex: Path, executorch: Path
+) -> None:
+    content = yaml.safe_load(geniex.read_text()) | {"arguments": ["--power-mode", "warp"]}
+    geniex.write_text(yaml.safe_dump(content))
     with (
-        ResultsStore.open(executorch.with_name("results.db")) as store,
-        Session(virtual_device, model) as session,
+        Session(virtual_device, open_model(geniex, "geniex-bench")) as session,
+        pytest.raises(RunnerError, match="warp"),
     ):
-        bench = Bench.of(prompt_tokens=32, new_tokens=8, repetitions=2, warmup=0)
-        run = bench.run(session, Recording(lambda: store)).output
-    assert run.values("prompt_tokens") == (32, 32)
-    assert run.workload.runner == "qnn_llama_runner"
-
-
-def test_a_report_that_is_missing_is_told(virtual_device: Device, executorch: Path) -> None:
-    runner = executorch.parent / (
-        "build-android/examples/qualcomm/oss_scripts/llama/qnn_llama_runner"
-    )
-    program(runner, EXECUTORCH.replace("PyTorchObserver", "Observer"))
-    model = open_model(executorch, "executorch")
-    runtime = model.start(virtual_device, virtual_device.properties(), RuntimeOptions())
-    with pytest.raises(RuntimeOutputError, match="reported 0 queries"):
-        runtime.generate(GenerationRequest(16, prompt="In the"))  # type: ignore[attr-defined]
-    runtime.clean()
+        list(session.require(MeasuresSpeed).measure_speed(SpeedRequest(8, 4)))
+    folder = executorch.parent / "build-android/examples/qualcomm/oss_scripts/llama"
+    program(folder / "qnn_llama_runner", EXECUTORCH.replace("PyTorchObserver", "Observer"))
+    with (
+        Session(virtual_device, open_model(executorch, "executorch")) as session,
+        pytest.raises(RuntimeOutputError, match="reported 0 queries"),
+    ):
+        session.require(Generates).generate(GenerationRequest(16, prompt="In the"))
 
 
 @pytest.mark.parametrize("runtime", ["geniex-bench", "executorch"])
@@ -222,13 +212,13 @@ def test_what_they_cannot_do_is_refused_before_a_device(
 def test_a_runtime_that_runs_another_kind_of_model_names_those_that_run_it(
     geniex: Path, executorch: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(WrongUseError, match=r"--runtime geniex-bench does"):
-        open_model(geniex)
-    with pytest.raises(WrongUseError, match=r"--runtime executorch does"):
-        open_model(executorch, "llama.cpp")
-    with pytest.raises(WrongUseError, match=r"--runtime genie or graph does"):
-        open_model(tmp_path, "llama.cpp")
     text = tmp_path / "text.yaml"
     text.write_text("name: x")
-    with pytest.raises(WrongUseError, match=r"no YAML file with `runtime: llama\.cpp`"):
-        open_model(text, "llama.cpp")
+    for path, runtime, told in (
+        (geniex, "genie", "--runtime geniex-bench does"),
+        (executorch, "llama.cpp", "--runtime executorch does"),
+        (tmp_path, "llama.cpp", "--runtime genie or graph does"),
+        (text, "llama.cpp", r"no YAML file with `runtime: llama\.cpp`"),
+    ):
+        with pytest.raises(WrongUseError, match=told):
+            open_model(path, runtime)
