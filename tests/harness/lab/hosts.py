@@ -163,10 +163,16 @@ class Lab:
             answer, remarks = process.communicate(timeout=200)
             return process.wait(), answer, remarks
 
+    def finish(self, process: Started, **statuses: int) -> tuple[str, str]:
+        """Wait for the end of a plan; give its answer and remarks. By then, jobs ended so."""
+        answer, remarks = process.communicate(timeout=200)
+        assert process.returncode == 0, answer + remarks
+        assert self.statuses() == statuses
+        return answer, remarks
+
     def ask(self, query: str) -> list[tuple[object, ...]]:
         """Ask the database, past the product."""
-        with contextlib.closing(self.server.connect("lab")) as connection:
-            return connection.execute(query).fetchall()
+        return self.server.ask("lab", query)
 
     def owner(self) -> Host:
         """Wait until a cell has begun; the host that runs it."""
