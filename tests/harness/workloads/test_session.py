@@ -83,38 +83,29 @@ class Scripted:
 
 
 @pytest.mark.parametrize(
-    ("speeds", "warmups", "detected"),
+    ("speeds", "warmups", "detected", "changes"),
     [
-        ([100, 101, 100], [], True),
-        ([50, 100, 101, 100], [50], True),
-        ([50, 80, 100, 101, 100], [50, 80], True),
-        ([10, 20, 40, 80, 160, 320], [10, 20, 40], False),
+        ([100, 101, 100], [], True, {}),
+        ([50, 100, 101, 100], [50], True, {}),
+        ([50, 80, 100, 101, 100], [50, 80], True, {}),
+        ([10, 20, 40, 80, 160, 320], [10, 20, 40], False, {}),
+        ([10, 20, 40], [10, 20], None, {"warmup": 2, "repetitions": 1}),
     ],
 )
-def test_warmup_is_as_long_as_it_takes(
+def test_warmup_is_as_long_as_it_takes_or_as_it_is_given(
     session: Session,
     store: ResultsStore,
     answer: GenerationResult,
     speeds: list[float],
     warmups: list[float],
-    *,
-    detected: bool,
+    detected: bool | None,
+    changes: dict[str, object],
 ) -> None:
     runtime = Scripted(session, answer, speeds)
-    run = run_bench(session, store, runtime=runtime)
+    run = run_bench(session, store, BENCH.model_copy(update=changes), runtime=runtime)
     assert run.values("prefill_tokens_per_s") == tuple(speeds[len(warmups) :])
     assert run.values("prefill_tokens_per_s", warmup=True) == tuple(warmups)
     assert (run.warmup_detected, run.workload.warmup) == (detected, len(warmups))
-
-
-def test_a_given_warmup_is_kept_to(
-    session: Session, store: ResultsStore, answer: GenerationResult
-) -> None:
-    runtime = Scripted(session, answer, [10, 20, 40])
-    bench = BENCH.model_copy(update={"warmup": 2, "repetitions": 1})
-    run = run_bench(session, store, bench, runtime=runtime)
-    assert run.values("prefill_tokens_per_s") == (40,)
-    assert (run.warmup_detected, run.workload.warmup) == (None, 2)
 
 
 def test_conditions_and_telemetry_are_kept_with_the_run(
