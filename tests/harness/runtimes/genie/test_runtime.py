@@ -1,9 +1,10 @@
 """The real Genie on a virtual device, against the host's own loop over the same graphs."""
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -57,6 +58,23 @@ def runtime(virtual_device: Device, container: GenAIContainer) -> Iterator[Genie
     made.clean()
 
 
+MakeRuntime = Callable[..., GenieRuntime]
+
+
+@pytest.fixture
+def make_runtime(virtual_device: Device) -> Iterator[MakeRuntime]:
+    """Starts runtimes of a test's own, which are cleaned at its end."""
+    with ExitStack() as stack:
+
+        def make(container: GenAIContainer, options: RuntimeOptions | None = None) -> GenieRuntime:
+            properties = virtual_device.properties()
+            made = GenieRuntime(virtual_device, properties, container, options)
+            stack.callback(made.clean)
+            return made
+
+        yield make
+
+
 def test_greedy_text_equals_the_host_loop_over_the_same_graphs(
     runtime: GenieRuntime, container: GenAIContainer
 ) -> None:
@@ -87,17 +105,15 @@ def test_a_query_that_arrives_as_another_is_not_asked(runtime: GenieRuntime, fil
 
 
 def test_a_deployment_to_a_device_that_stalls_ends_in_its_time(
-    virtual_device: Device, container: GenAIContainer
+    make_runtime: MakeRuntime, container: GenAIContainer
 ) -> None:
-    device = virtual_device
-    runtime = GenieRuntime(device, device.properties(), container, RuntimeOptions(timeout_s=0.5))
+    runtime = make_runtime(container, RuntimeOptions(timeout_s=0.5))
     manager.control("shared").inject(Stall(seconds=3, when="shell"))
     try:
         with pytest.raises(DeviceTimeoutError):
             runtime.prepare()
     finally:
         manager.control("shared").clear()
-        runtime.clean()
 
 
 def test_a_run_gives_every_figure(runtime: GenieRuntime) -> None:
@@ -111,6 +127,8 @@ def test_a_run_gives_every_figure(runtime: GenieRuntime) -> None:
     assert 50e6 < result.metrics["peak_rss_bytes"] < 2e9
     own, files = result.metrics["peak_anonymous_bytes"], result.metrics["peak_file_bytes"]
     assert max(own, files) < result.metrics["peak_rss_bytes"]
+    bytecode = ["find", runtime.device.work_root, "-name", "*.pyc"]
+    assert runtime.device.shell(bytecode).stdout == ""  # the next start could fail to read it
 
 
 def test_prompts_reach_the_model_byte_for_byte(runtime: GenieRuntime) -> None:
@@ -140,44 +158,37 @@ def test_perplexity_agrees_with_the_quantized_graphs_and_with_float(
     assert result.perplexity == pytest.approx(floating, rel=0.03)
 
 
-def test_a_second_deployment_pushes_nothing(
-    runtime: GenieRuntime, virtual_device: Device, container: GenAIContainer
+def test_a_second_deployment_pushes_nothing_and_leaves_nothing(
+    runtime: GenieRuntime, make_runtime: MakeRuntime, container: GenAIContainer
 ) -> None:
     runtime.prepare()
-    second = GenieRuntime(virtual_device, virtual_device.properties(), container)
-    try:
-        deployment = second.prepare()
-    finally:
-        second.clean()
+    second = make_runtime(container)
+    deployment = second.prepare()
+    second.clean()
     assert deployment.pushed_bytes == 0
     assert deployment.reused_bytes > container.metadata.size_bytes
+    assert runtime.device.shell(["ls", deployment.run_dir], check=False).exit_status != 0
 
 
 def test_a_prompt_longer_than_the_context_is_refused_on_the_host(
-    virtual_device: Device, dialog_container: GenAIContainer
+    make_runtime: MakeRuntime, dialog_container: GenAIContainer
 ) -> None:
-    runtime = GenieRuntime(virtual_device, virtual_device.properties(), dialog_container)
+    runtime = make_runtime(dialog_container)
     longest, room = 64 - 16, 15  # CL - AR without bos, and what is left then
     for n_prompt, n_new in ((longest + 1, 1), (longest, room + 1)):
         with pytest.raises(PromptTooLongError, match="64") as caught:
             runtime.generate(GenerationRequest(n_new, token_ids=tuple(range(2, 2 + n_prompt))))
         assert caught.value.exit_code == 2
     fits = runtime.generate(GenerationRequest(room, token_ids=tuple(range(2, 2 + longest))))
-    runtime.clean()
     assert fits.metrics["generated_tokens"] == room
 
 
 def test_a_runner_that_hangs_is_killed_and_leaves_no_process(
-    virtual_device: Device, container: GenAIContainer
+    make_runtime: MakeRuntime, virtual_device: Device, container: GenAIContainer
 ) -> None:
-    runtime = GenieRuntime(
-        virtual_device, virtual_device.properties(), container, RuntimeOptions(runner_timeout_s=1)
-    )
-    try:
-        with pytest.raises(RunnerError, match="hung and was killed") as caught:
-            runtime.generate(GenerationRequest(150, prompt=PROMPT))
-    finally:
-        runtime.clean()
+    runtime = make_runtime(container, RuntimeOptions(runner_timeout_s=1))
+    with pytest.raises(RunnerError, match="hung and was killed") as caught:
+        runtime.generate(GenerationRequest(150, prompt=PROMPT))
     assert caught.value.serial == virtual_device.serial
     assert caught.value.command == "genie_t2t_run.py"
     assert processes_of_runs(virtual_device) == ""
@@ -191,68 +202,58 @@ def break_run(runtime: GenieRuntime, device: Device, name: str, content: str) ->
 
 
 @pytest.mark.parametrize(
-    ("script", "error", "said"),
+    ("file", "content", "error", "said"),
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", RunnerError, "signal 11"),
-        ("import sys; sys.exit('libGenie.so: cannot open')", RunnerError, "cannot open"),
-        ("print('garbage')", RuntimeOutputError, r"no \[BEGIN\]"),
+        ("", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", RunnerError, "signal 11"),
+        ("", "import sys; sys.exit('libGenie.so: cannot open')", RunnerError, "cannot open"),
+        ("", "print('garbage')", RuntimeOutputError, r"no \[BEGIN\]"),
         (
+            "",
             "print('\\n[BEGIN]: text[END]'); open('profile-1.json', 'w').write('{]')",
             RuntimeOutputError,
             "unreadable Genie profile",
         ),
-        ("print('\\n[BEGIN]: text[END]')", RuntimeOutputError, r"left no profile-1\.json"),
+        ("", "print('\\n[BEGIN]: text[END]')", RuntimeOutputError, r"left no profile-1\.json"),
+        ("binary", "no binary", RunnerError, r"\[ERROR\].*no context binary, or damaged"),
     ],
 )
-def test_a_runner_that_crashes_or_prints_garbage_is_a_typed_error(
+def test_a_run_that_crashes_or_prints_garbage_is_a_typed_error(
+    make_runtime: MakeRuntime,
     virtual_device: Device,
     container: GenAIContainer,
-    script: str,
+    file: str,
+    content: str,
     error: type[Exception],
     said: str,
 ) -> None:
-    runtime = GenieRuntime(virtual_device, virtual_device.properties(), container)
-    try:
-        break_run(runtime, virtual_device, "genie_t2t_run.py", script)
-        with pytest.raises(error, match=said) as caught:
-            runtime.generate(GenerationRequest(4, prompt=PROMPT))
-    finally:
-        runtime.clean()
+    runtime = make_runtime(container)
+    name = container.genie_config.ctx_bins[0] if file else "genie_t2t_run.py"
+    break_run(runtime, virtual_device, name, content)
+    with pytest.raises(error, match=said) as caught:
+        runtime.generate(GenerationRequest(4, prompt=PROMPT))
     assert virtual_device.serial in str(caught.value)
     assert "\n" not in str(caught.value)
     assert processes_of_runs(virtual_device) == ""
 
 
-def test_a_binary_that_genie_cannot_load_is_a_typed_error(
-    virtual_device: Device, container: GenAIContainer
-) -> None:
-    runtime = GenieRuntime(virtual_device, virtual_device.properties(), container)
-    try:
-        break_run(runtime, virtual_device, container.genie_config.ctx_bins[0], "no binary")
-        with pytest.raises(RunnerError) as caught:
-            runtime.generate(GenerationRequest(4, prompt=PROMPT))
-    finally:
-        runtime.clean()
-    assert caught.value.exit_status not in {0, None}
-    assert "[ERROR]" in caught.value.log_tail  # by the library's own log
-    assert "[ERROR]" in str(caught.value)
-    assert "the file is no context binary, or damaged" in str(caught.value)
-
-
-@pytest.mark.parametrize("target", ["SM8750", "SM8650:emulator"])
+@pytest.mark.parametrize(
+    ("target", "properties", "hint"),
+    [
+        ("SM8750", {}, "SM8750:emulator"),
+        ("SM8650:emulator", {}, "that"),
+        ("SM8750", {"soc": "", "hexagon": None}, "SM8750:emulator"),
+    ],
+)
 def test_a_container_for_something_else_is_refused(
-    virtual_device: Device, container: GenAIContainer, target: str
+    virtual_device: Device,
+    container: GenAIContainer,
+    target: str,
+    properties: dict[str, Any],
+    hint: str,
 ) -> None:
-    with pytest.raises(RuntimeChoiceError, match="build it for"):
-        GenieRuntime(virtual_device, virtual_device.properties(), said_to_be_for(target, container))
-
-
-def test_a_target_is_named_where_the_device_tells_no_soc(
-    virtual_device: Device, container: GenAIContainer
-) -> None:
-    unknown = replace(virtual_device.properties(), soc="", hexagon=None)
-    with pytest.raises(RuntimeChoiceError, match="build it for SM8750:emulator"):
-        GenieRuntime(virtual_device, unknown, said_to_be_for("SM8750", container))
+    device = replace(virtual_device.properties(), **properties)
+    with pytest.raises(RuntimeChoiceError, match=f"build it for {hint}"):
+        GenieRuntime(virtual_device, device, said_to_be_for(target, container))
 
 
 def said_to_be_for(target: str, container: GenAIContainer) -> GenAIContainer:
@@ -263,6 +264,7 @@ def said_to_be_for(target: str, container: GenAIContainer) -> GenAIContainer:
 
 @pytest.fixture
 def phone(
+    make_runtime: MakeRuntime,
     virtual_device: Device,
     container: GenAIContainer,
     tmp_path: Path,
@@ -282,14 +284,12 @@ def phone(
     for name in ("genie-t2t-run", "genie-app"):
         (folder / name).write_text(f'#!/bin/sh\nexec python3 {there}/genie_t2t_run.py "$@"\n')
     monkeypatch.setenv("QNNFARM_LIBRARIES", str(folder.parent))
-    made = GenieRuntime(virtual_device, virtual_device.properties(), container)
-    yield made
-    made.clean()
+    yield make_runtime(container)
     virtual_device.shell(f"rm -r {there}")
 
 
 def test_a_phone_is_asked_by_the_sdks_own_program(
-    phone: GenieRuntime, runtime: GenieRuntime
+    phone: GenieRuntime, runtime: GenieRuntime, container: GenAIContainer
 ) -> None:
     assert phone.runner(Generates) == "genie-t2t-run"
     assert phone.versions()["Genie from"].endswith("/sdk/x86_64")
@@ -299,39 +299,6 @@ def test_a_phone_is_asked_by_the_sdks_own_program(
     ):
         assert phone.generate(request).text == runtime.generate(request).text
     assert "genie_t2t_run.py" not in {file.name for file in phone.prepare().files}
-
-
-def test_a_phone_has_no_python_to_score_with(
-    phone: GenieRuntime, container: GenAIContainer
-) -> None:
     windows = GenieModel(container).windows(tiny_llama.heldout_text(), 1)
     with pytest.raises(RuntimeChoiceError, match="needs Python"):
         phone.score(windows)
-
-
-def test_a_run_leaves_no_bytecode_to_the_next(
-    runtime: GenieRuntime, virtual_device: Device
-) -> None:
-    runtime.generate(GenerationRequest(1, prompt="x"))
-    find = ["find", virtual_device.work_root, "-name", "*.pyc"]
-    assert virtual_device.shell(find).stdout == ""
-
-
-def test_nothing_of_a_run_stays_on_the_device(
-    virtual_device: Device, container: GenAIContainer, tmp_path: Path
-) -> None:
-    runtime = GenieRuntime(virtual_device, virtual_device.properties(), container)
-    run_dir = runtime.prepare().run_dir
-    runtime.clean()
-    assert virtual_device.shell(["ls", run_dir], check=False).exit_status != 0
-
-
-def test_a_changed_container_is_not_run(tmp_path: Path, tiny_bundle: Path) -> None:
-    from buildlib.errors import ContainerError
-
-    copy = tmp_path / "container"
-    shutil.copytree(tiny_bundle, copy)
-    with (copy / "tokenizer.json").open("ab") as file:
-        file.write(b" ")
-    with pytest.raises(ContainerError, match=r"tokenizer\.json"):
-        GenAIContainer.load(copy)
