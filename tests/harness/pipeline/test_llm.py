@@ -68,13 +68,6 @@ def test_generate_gives_one_text_on_the_host_and_on_the_device(
     assert "its speed says nothing" in printed.err
 
 
-def test_the_container_is_the_builders_own(built: LLMPipeline, tmp_path: Path) -> None:
-    saved = GenAIContainer.load(built.export(tmp_path / "container"))
-    assert saved.metadata.model.name == "tiny_llama"
-    assert saved.precision == "W8A16"
-    assert saved.metadata.graphs.auto_regression_numbers == (1, 8)
-
-
 def test_adapters_of_a_recipe_change_the_text_where_they_are_asked_for(
     make_recipe: MakeRecipe, make_adapter: Callable[..., Path], virtual_device: Device,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -103,38 +96,34 @@ def test_a_container_with_a_host_table_runs_on_this_host(
     assert pipe.evaluate()["PPL_heldout"] == pytest.approx(score, rel=5e-3)
 
 
-def test_an_unchanged_pipeline_comes_from_the_cache(built: LLMPipeline) -> None:
-    cache = built.config.settings.cache_dir
-    assert cache is not None
-    reused = run_again(LLMPipeline.load(cache))
-    assert reused == {"model_loader": True, "quantization": True, "genai_builder": True}
-
-
 def test_a_changed_stage_runs_with_all_that_follow(built: LLMPipeline) -> None:
     cache = built.config.settings.cache_dir
     assert cache is not None
     pipe = LLMPipeline.load(cache)
+    assert run_again(pipe) == {"model_loader": True, "quantization": True, "genai_builder": True}
     pipe.stages.quantization.recipe_name = "w4a16-rtn"
     pipe.stages.genai_builder.transformation_options["split_model.num_splits"] = 2
-    assert run_again(pipe, until="quantization") == {"model_loader": True, "quantization": False}
+    assert run_again(pipe, until="quantization")["quantization"] is False
     assert pipe.completed == ("model_loader", "quantization")
 
 
-def test_no_bytes_are_kept_twice(built: LLMPipeline, short_model: Path) -> None:
+def test_a_build_keeps_nothing_twice_and_imports_nothing(
+    built: LLMPipeline, short_model: Path, tmp_path: Path
+) -> None:
+    saved = GenAIContainer.load(built.export(tmp_path / "container"))
+    assert (saved.metadata.model.name, saved.precision) == ("tiny_llama", "W8A16")
+    assert saved.metadata.graphs.auto_regression_numbers == (1, 8)
     assert built.profiler is not None
     sizes = {one.stage: one.output_bytes for one in built.profiler.profiles}
     weights = (short_model / "model.safetensors").stat().st_size
     assert sizes["quantization"] < weights / 4
     assert all(one.peak_memory_bytes > 1 << 20 for one in built.profiler.profiles)
+    entries = {entry.name.partition("_")[0] for entry in built.manifest_path.parent.iterdir()}
+    assert {"load", "quantize", "arcl", "package"} <= entries
+    assert "import" not in entries
 
 
-def test_the_builder_takes_the_model_as_the_stages_before_it_made_it(built: LLMPipeline) -> None:
-    made = {entry.name.partition("_")[0] for entry in built.manifest_path.parent.iterdir()}
-    assert {"load", "quantize", "arcl", "package"} <= made
-    assert "import" not in made
-
-
-def test_load_needs_a_manifest_and_tells_of_several(tmp_path: Path, built: LLMPipeline) -> None:
+def test_load_needs_a_manifest_with_outputs(tmp_path: Path, built: LLMPipeline) -> None:
     with pytest.raises(PipelineError, match="no pipeline has run with this cache_dir"):
         LLMPipeline.load(tmp_path)
     for name in ("one", "two"):
@@ -145,22 +134,9 @@ def test_load_needs_a_manifest_and_tells_of_several(tmp_path: Path, built: LLMPi
     (tmp_path / "two/pipeline_manifest.json").write_text("{}")
     with pytest.raises(PipelineError, match="no manifest of a pipeline"):
         LLMPipeline.load(tmp_path, model="two")
-
-
-def test_stages_whose_outputs_are_gone_are_not_finished(built: LLMPipeline, tmp_path: Path) -> None:
     text = built.manifest.model_dump_json().replace("quantize_", "gone_")
-    (tmp_path / "pipeline_manifest.json").write_text(text)
-    assert LLMPipeline.load(tmp_path).completed == ("model_loader",)
-
-
-@pytest.mark.parametrize("what", ["evaluate", "export", "generate"])
-def test_methods_that_need_a_stage_say_so(
-    what: str, make_recipe: MakeRecipe, tmp_path: Path
-) -> None:
-    pipe = LLMPipeline.from_pretrained(recipe=make_recipe())
-    with pytest.raises(PipelineError, match=r"call construct\(\) first"):
-        getattr(pipe, what)(*(() if what == "evaluate" else (str(tmp_path / "x"),)))
-    assert issubclass(PipelineError, RuntimeError)
+    (tmp_path / "two/pipeline_manifest.json").write_text(text)
+    assert LLMPipeline.load(tmp_path, model="two").completed == ("model_loader",)
 
 
 @pytest.mark.needs("libatomic1")
@@ -194,8 +170,16 @@ def test_a_score_over_several_windows_has_its_standard_error(
 
 
 @pytest.mark.needs("libatomic1")
-def test_a_device_needs_a_container(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    pipe = LLMPipeline.from_pretrained(recipe=make_recipe()).construct(until="model_loader")
+def test_each_method_says_which_stage_it_needs(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    pipe = LLMPipeline.from_pretrained(recipe=make_recipe())
+    assert issubclass(PipelineError, RuntimeError)
+    asks: tuple[Callable[[], object], ...] = (
+        pipe.evaluate, lambda: pipe.export(tmp_path), lambda: pipe.generate("Hello"),
+    )  # fmt: skip
+    for ask in asks:
+        with pytest.raises(PipelineError, match=r"call construct\(\) first"):
+            ask()
+    pipe.construct(until="model_loader")
     with pytest.raises(PipelineError, match="up to the genai_builder first"):
         pipe.generate("Hello", device="virtual:none")
     folder = pipe.export(tmp_path / "float")
@@ -215,24 +199,22 @@ def test_without_a_cache_nothing_stays(make_recipe: MakeRecipe, tmp_path: Path) 
 
 def test_a_changed_value_is_checked_before_anything_runs(make_recipe: MakeRecipe) -> None:
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe())
-    pipe.stages.model_loader.model_config_overrides["input_tokens_per_inference"] = 0
-    with pytest.raises(ConfigFileError, match="input_tokens_per_inference"):
-        pipe.construct()
-    assert pipe.completed == ()
-    pipe.stages.model_loader.model_config_overrides.clear()
-    pipe.stages.quantization.technique_kwargs["seqmse"]["num_batches"] = 30
-    with pytest.raises(ConfigFileError, match=r"technique_kwargs.seqmse: seqmse is not applied"):
-        pipe.construct()
-    pipe.stages.quantization.recipe_name = "LPBQ_SeqMSE"
-    pipe.stages.quantization.technique_kwargs["seqmse"]["num_batchs"] = 30
-    said = r"technique_kwargs.seqmse.num_batchs: unknown key: did you mean num_batches"
-    with pytest.raises(ConfigFileError, match=said):
-        pipe.construct()
-    pipe.stages.quantization.technique_kwargs.clear()
-    pipe.stages.quantization.recipe_name = "w8a16"
-    pipe.stages.genai_builder.transformation_options["split_model.num_split"] = 2
-    with pytest.raises(ConfigFileError, match=r"transformation_options: .*split_model.num_splits"):
-        pipe.construct()
+    for recipe, stage, section, key, value, told in (
+        ("w8a16", "model_loader", "model_config_overrides", "input_tokens_per_inference", 0,
+         "input_tokens_per_inference"),
+        ("w8a16", "quantization", "technique_kwargs", "seqmse", {"num_batches": 30},
+         "technique_kwargs.seqmse: seqmse is not applied"),
+        ("LPBQ_SeqMSE", "quantization", "technique_kwargs", "seqmse", {"num_batchs": 30},
+         "seqmse.num_batchs: unknown key: did you mean num_batches"),
+        ("w8a16", "genai_builder", "transformation_options", "split_model.num_split", 2,
+         r"transformation_options: .*split_model.num_splits"),
+    ):  # fmt: skip
+        pipe.stages.quantization.recipe_name = recipe
+        values = getattr(pipe.stages[stage], section)
+        values[key] = value
+        with pytest.raises(ConfigFileError, match=told):
+            pipe.construct()
+        del values[key]
     assert pipe.completed == ()
     with pytest.raises(AttributeError, match="did you mean quantization"):
         _ = pipe.stages.quantisation
