@@ -56,8 +56,8 @@ class Bitwidths:
     @classmethod
     def from_options(cls, options: QuantizationOptions) -> Self:
         """Take the bits from a builder's options."""
-        names = (field.name for field in fields(cls))
-        return cls(**{name: getattr(options, name) for name in names if hasattr(options, name)})
+        names = {field.name for field in fields(cls)} - {"input_step"}
+        return cls(**{name: getattr(options, name) for name in names})
 
     def __post_init__(self) -> None:
         for key, allowed_bits in _ALLOWED_BITS.items():

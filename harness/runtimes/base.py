@@ -376,7 +376,7 @@ class Runtime(Protocol):
         ...
 
     def sha256_of(self, file: str) -> str | None:
-        """Return the hash of a deployed file, such as the runner's; deploy first if needed."""
+        """Return the hash of a deployed file, by its path, or its name, as the runner's has."""
         ...
 
     def read_log(self) -> str:

@@ -79,8 +79,10 @@ class DeployedRuntime:
                 remove_run(self.device, self._run_id)
 
     def sha256_of(self, file: str) -> str | None:
-        """Return the hash of a deployed file, such as the runner's; deploy first if needed."""
-        return next((each.sha256 for each in self.prepare().files if each.name == file), None)
+        """Return the hash of a deployed file, by its path or its name; deploy first if needed."""
+        hashes = {each.name: each.sha256 for each in self.prepare().files}
+        by_name = {path.rpartition("/")[2]: sha256 for path, sha256 in hashes.items()}
+        return hashes.get(file, by_name.get(file))
 
     def pushed(self) -> dict[str, str]:
         """Return the hashes of the user's files, as versions; deploy first if needed."""

@@ -6,6 +6,7 @@ report of it.
 
 import shutil
 import stat
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,8 @@ def test_a_benchmark_by_geniex_bench(virtual_device: Device, geniex: Path) -> No
     assert run.values("ttft_s") == pytest.approx((0.049758,) * 3)
     assert run.values("prompt_tokens") == (64,) * 3
     assert (run.workload.runner, run.container.model) == ("geniex-bench", "Qwen3-4B")
+    program = geniex.with_name("pkg") / "bin/geniex-bench"
+    assert run.workload.runner_sha256 == sha256(program.read_bytes()).hexdigest()
 
 
 def test_a_benchmark_and_prompts_by_executorch(virtual_device: Device, executorch: Path) -> None:
