@@ -7,7 +7,7 @@ $(error there is no $(PYTHON): `make setup` makes it)
 endif
 endif
 
-.PHONY: setup check docs format test genie-table genie-mutations quantization-table fuzz exports families mutants speculation config-campaign documents family-defaults kills lab-kills chaos nights verdicts board demo screenshots wheel-check
+.PHONY: setup check docs format test genie-table genie-mutations quantization-table fuzz variants exports families mutants speculation config-campaign documents family-defaults kills lab-kills chaos nights verdicts board demo screenshots wheel-check
 
 # The environment of all commands below in `.venv`, and the Debian packages that tests need.
 setup:
@@ -42,9 +42,13 @@ genie-mutations:
 families:
 	$(PYTHON) -m pytest -n 0 -m "slow or not slow" tests/buildlib/builder/test_families.py
 
+# Further ways along paths that the suite takes once: adapters, tables, op packages, mllm's contracts, mixed precision, sampling, chats, tasks, workers of xdist.
+variants:
+	$(PYTHON) -m pytest -m slow tests/buildlib/builder/test_mllm.py tests/buildlib/dialogs/test_embedding_dialog.py tests/harness/pipeline/test_bisect.py tests/harness/pipeline/test_llm.py tests/harness/pipeline/test_quantization.py tests/harness/pytest_plugin tests/harness/runtimes/genie/test_dialogs.py tests/harness/runtimes/graph tests/harness/runtimes/test_op_packages.py tests/harness/workloads
+
 # SSD and Eaglet against plain decoding, over prompts, turns and adapters, and the rows that Genie keeps of both.
 speculation:
-	$(PYTHON) -m pytest -n 0 -m slow tests/suites/test_speculation.py tests/harness/runtimes/genie/test_speculation.py tests/harness/cli/test_build.py
+	$(PYTHON) -m pytest -n 0 -m slow tests/suites/test_speculation.py tests/harness/runtimes/genie/test_speculation.py tests/harness/cli/test_build.py tests/harness/cli/test_perplexity.py
 
 # Every command and every snippet of README and docs, in order, and what they print; the suite takes those that need no build.
 documents:

@@ -23,6 +23,7 @@ def embedded(genie_lab: GenieLab, tmp_path_factory: pytest.TempPathFactory) -> D
     return folder, genie_lab.compile(model, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.genie_configuration("embedding lut ufixed16")
 def test_a_table_on_the_inputs_grid_gives_the_same_text(
     genie_lab: GenieLab, plain_answer: str, embedded: Dialog

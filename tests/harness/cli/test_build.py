@@ -36,8 +36,9 @@ def eaglet_options(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.needs("libatomic1")
-@pytest.mark.parametrize("kind", ["ssd-q1", pytest.param("eaglet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["ssd-q1", "eaglet"])
 def test_a_container_that_speculates_is_built_and_speculates(
     qnnfarm: Run, kind: str, eaglet_options: Path, tmp_path: Path, virtual_device: Device
 ) -> None:

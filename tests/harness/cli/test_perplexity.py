@@ -109,6 +109,7 @@ def speculating(small_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
     }
 
 
+@pytest.mark.slow
 @pytest.mark.genie_configuration("accuracy", "accuracy of a role")
 def test_a_speculating_container_is_scored_as_its_target(
     qnnfarm: Run, virtual_device: Device, small_bundle: Path, speculating: dict[str, Path]

@@ -50,6 +50,7 @@ def make_pipe(make_recipe: MakeRecipe) -> Callable[..., LLMPipeline]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.needs("libatomic1")
 def test_a_proposal_is_built_and_holds_where_it_is_measured_again(
     make_pipe: Callable[..., LLMPipeline], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -135,6 +136,7 @@ def test_a_bound_that_held_out_text_misses_ends_with_1(
     assert chosen < EASY_BOUND.limit < held_out
 
 
+@pytest.mark.slow
 @pytest.mark.needs("libatomic1")
 def test_weights_are_raised_until_the_emulator_agrees_with_the_cpu(
     make_checkpoint: MakeCheckpoint,

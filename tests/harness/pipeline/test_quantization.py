@@ -74,6 +74,7 @@ def test_techniques_change_weights_before_and_in_quantization(make_recipe: MakeR
         LLMPipeline.from_pretrained(recipe=adapted).construct()
 
 
+@pytest.mark.slow
 @pytest.mark.needs("libatomic1")
 def test_activations_of_8_and_16_bits_stand_in_one_graph(make_recipe: MakeRecipe) -> None:
     def make(patterns: list[str]) -> LLMPipeline:

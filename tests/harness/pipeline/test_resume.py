@@ -86,6 +86,7 @@ def expected(built: LLMPipeline, tmp_path: Path) -> dict[str, str]:
     return digests(built.export(tmp_path / "undisturbed"), model.path)
 
 
+@pytest.mark.slow
 def test_a_killed_and_an_interrupted_run_go_on_to_the_same_bytes(
     expected: dict[str, str], cut: Path, tmp_path: Path
 ) -> None:

@@ -202,7 +202,7 @@ def test_runs_for_ever(device, n):
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_interrupt_leaves_the_devices_clean(
     tmp_path: Path, adb_server: AdbServer, make_virtual_device: MakeDevice, workers: int
 ) -> None:

@@ -58,7 +58,11 @@ class _Lines:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("options", [("-pno:xdist",), ("-n2", "-v")], ids="".join)
+@pytest.mark.parametrize(
+    "options",
+    [("-pno:xdist",), pytest.param(("-n2", "-v"), marks=pytest.mark.slow)],
+    ids="".join,
+)
 def test_it_is_said_once_while_it_lasts(
     tmp_path: Path, two_devices: tuple[str, str], options: tuple[str, ...]
 ) -> None:

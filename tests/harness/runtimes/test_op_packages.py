@@ -72,6 +72,7 @@ def start(device: Device, container: GenAIContainer) -> GenieRuntime:
     return GenieRuntime(device, device.properties(), container, OPTIONS)
 
 
+@pytest.mark.slow
 def test_logits_are_those_of_the_kernel_under_genie_and_by_graphs_alone(
     virtual_device: Device, plain: GenAIContainer, scaled: GenAIContainer
 ) -> None:

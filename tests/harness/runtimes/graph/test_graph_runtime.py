@@ -86,7 +86,9 @@ def test_step_logits_and_scores_are_those_of_genie(pair: Pair, tiny_bundle: Path
     assert len(scored.traces) == 1
 
 
-@pytest.mark.parametrize("name", ["graphs_container", "dialog_container"])
+@pytest.mark.parametrize(
+    "name", ["graphs_container", pytest.param("dialog_container", marks=pytest.mark.slow)]
+)
 def test_context_lengths_host_tables_and_adapters(
     virtual_device: Device, request: pytest.FixtureRequest, name: str
 ) -> None:
