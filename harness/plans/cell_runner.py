@@ -185,12 +185,14 @@ class DeviceCellRunner:
         return next(reversed(self._list(failures)), None) if _is_stored(cell) else None
 
     def _recording(self, cell: Cell, session: Session, cancel: CancelToken) -> Recording:
-        device, groups = session.properties, [self.group_id(cell)]
-        same = RunFilter(status="done", group_ids=groups, soc=device.soc, emulator=device.emulator)
-        first = next(iter(self._list(same)), None) if _is_stored(cell) else None
+        group_id, first = self.group_id(cell), None
+        if _is_stored(cell):  # a command pays for no look at the device's properties
+            soc, emulator = session.properties.soc, session.properties.emulator
+            same = RunFilter(status="done", group_ids=[group_id], soc=soc, emulator=emulator)
+            first = next(iter(self._list(same)), None)
         return Recording(
             self.store.open,
-            self.group_id(cell),
+            group_id,
             cell.session,
             cell.label,
             first,
