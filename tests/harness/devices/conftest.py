@@ -49,7 +49,7 @@ def any_device(
             patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("local")))
             device = Device(LocalTransport())
             assert device.work_root  # found while the variable is set
-            yield device
+        yield device
 
 
 @pytest.fixture
