@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 if TYPE_CHECKING:
     from harness.devices.adb.client import AdbServer
 
@@ -68,3 +70,11 @@ def private_adb(folder: Path) -> Iterator["AdbServer"]:
             yield server
         finally:
             subprocess.run([str(server.adb_path), "kill-server"], check=False, capture_output=True)
+
+
+def end_servers(folder: Path) -> None:
+    """End adb servers whose files lie in a folder: they outlive whoever has started them."""
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(folder) in word for word in process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -26,12 +26,14 @@ from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
+from harness.virtual_device import manager
 from reports.errors import ReportError
 from reports.lab.access import Access, is_same_origin, read_tokens
 from reports.lab.board import Board
 from reports.lab.metrics import render_metrics
 from reports.lab.view import View
 from tests import command_line
+from tests.private_adb import end_servers
 from tests.reports.conftest import Sample, speeds
 from tests.reports.page_server import Client, eventually, serving
 
@@ -55,6 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QNNFARM_STATE_DIR", str(path))
         yield path
+        for device in manager.list_devices():  # that the upkeep of the page's pool has started
+            manager.remove(device.name)
+        end_servers(path)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from tests.command_line import qnnfarm
 from tests.conftest import NewPostgresqlServer
 from tests.harness.lab.hosts import POOL, Host, Lab
 from tests.postgresql_server import PostgresqlServer
+from tests.private_adb import end_servers
 from tests.reports.page_server import serving
 from tests.waiting import wait_for
 
@@ -51,6 +52,7 @@ def hosts(
             for name in ("a", "b"):
                 own = os.environ | {"QNNFARM_STATE_DIR": str(host.folder)}
                 qnnfarm("device", "stop", name, env=own)
+        end_servers(folder)
 
 
 @pytest.fixture
