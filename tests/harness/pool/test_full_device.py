@@ -68,6 +68,7 @@ def _run(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
         "QNNFARM_STATE_DIR": str(tmp_path / "state"),
         "XDG_CACHE_HOME": str(cache),
         "HOME": str(tmp_path),
+        "TMPDIR": "",  # a user's own would be the first place for the work root
     }
     return subprocess.run(
         on_a_small_disk(cache, "3m", *words), env=environment, cwd=tmp_path, capture_output=True,
