@@ -53,11 +53,12 @@ BENCH, COMPLETION, OLD_COMPLETION, PERPLEXITY = (
 PROGRAMS = (BENCH, COMPLETION, OLD_COMPLETION, PERPLEXITY)
 _OUTPUT = "output.txt"
 _END = " [end of text]"
-_TRIES = 6
+_TRIES = 20
 """llama.cpp 0.7.0 does not write its log out when it exits, and ends with status 0 all the same.
 
 As plain child processes of this host with pipes or files, 48 of 400 runs of llama-completion and
-104 of 400 of llama-perplexity lost their end; of llama-bench, which logs no results, 0 of 400.
+104 of 400 of llama-perplexity lost their end; of llama-bench, which logs no results, 0 of 400. On a
+device that is busy, 49 of 89 of llama-perplexity did.
 """
 
 
@@ -156,8 +157,7 @@ class LlamaCppRuntime(DeployedRuntime):
                 outcome = self._run(self._completion, command)
             metrics = parse_timings(folder.read_log())
         if metrics is None:
-            reason = f"{self._completion} lost the end of its output {_TRIES} times"
-            raise RuntimeOutputError(self.device.serial, reason)
+            raise self._lost_end(self._completion)
         text = folder.read(_OUTPUT).removesuffix("\n").removesuffix("\n")
         is_whole = text.endswith(_END)
         count, most = int(metrics["generated_tokens"]), request.max_new_tokens
@@ -194,12 +194,18 @@ class LlamaCppRuntime(DeployedRuntime):
         command = ["-m", MODEL, "-f", "text.txt", "-c", str(self._context_length)]
         command += ["--chunks", str(len(windows))]
         scored = [len(window.scored) for window in windows]
-        output, retries = "", -1
-        while f"[{len(windows)}]" not in output and (retries := retries + 1) < _TRIES:
+        output, retries, last = "", -1, f"[{len(windows)}]"
+        while last not in output and (retries := retries + 1) < _TRIES:
             self._run(PERPLEXITY, command, times=len(windows))
             output = folder.read(_OUTPUT)
+        if last not in output:
+            raise self._lost_end(PERPLEXITY)
         perplexities = parse_chunks(output, scored, self.device.serial)
         return PerplexityResult.of(perplexities, windows, self.positions(role), retries=retries)
+
+    def _lost_end(self, program: str) -> RuntimeOutputError:
+        reason = f"{program} lost the end of its output {_TRIES} times"
+        return RuntimeOutputError(self.device.serial, reason)
 
     def _run(self, program: str, arguments: Sequence[str], times: int = 1) -> RunOutcome:
         """Run a program of the build."""

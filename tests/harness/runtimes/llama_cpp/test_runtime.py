@@ -1,7 +1,7 @@
 """The real llama.cpp on a virtual device, against the model in float on this host."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from harness.runtimes.base import GenerationRequest, RuntimeOptions, SpeedReques
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.llama_cpp.output import parse_timings
 from harness.runtimes.llama_cpp.runtime import LlamaCppModel, LlamaCppRuntime, open_model
+from harness.runtimes.run_folder import RunOutcome
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.perplexity import Perplexity, float_perplexity
@@ -119,8 +120,23 @@ def test_a_lost_end_is_run_again_and_told(
     assert result.retries == len(logs) - 1 >= 1
     assert result.text == greedy(PROMPT, 8)
     monkeypatch.setattr("harness.runtimes.llama_cpp.runtime.parse_timings", lambda _log: None)
-    with pytest.raises(RuntimeOutputError, match="lost the end of its output 6 times"):
+    monkeypatch.setattr("harness.runtimes.llama_cpp.runtime._TRIES", 2)
+    with pytest.raises(RuntimeOutputError, match="completion lost the end of its output 2 times"):
         runtime.generate(GenerationRequest(2, prompt="A"))
+
+
+def test_windows_whose_scores_are_lost_are_scored_again(
+    model: LlamaCppModel, runtime: LlamaCppRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = model.windows(tiny_llama.heldout_text(), 2)
+    run, short_runs = runtime._run, iter(range(7))
+
+    def run_fewer(program: str, arguments: Sequence[str], times: int = 1) -> RunOutcome:
+        fewer = () if next(short_runs, None) is None else ("--chunks", "1")
+        return run(program, [*arguments, *fewer], times)
+
+    monkeypatch.setattr(runtime, "_run", run_fewer)
+    assert runtime.score(windows).retries >= 7
 
 
 def test_a_seed_repeats_a_sampled_text(runtime: LlamaCppRuntime) -> None:
