@@ -2,8 +2,8 @@
 
 Genie 1.21 (QNN 2.51) keeps wrong rows in its KV cache where a draft is wrong, and says something
 else. No list of versions tells that of another Genie: a random model answers some prompts in both
-ways, with a random draft that is nearly always wrong. That takes seconds, once for a libGenie; the
-cache keeps the answer.
+ways, with a random draft that is nearly always wrong. One wrong text is enough. That takes seconds,
+once for a libGenie; the cache keeps the answer.
 """
 
 import json
@@ -98,7 +98,9 @@ def _check(kind: CheckedType, cache_root: Path) -> SpeculationRecord:
     with tempfile.TemporaryDirectory(prefix="qnnfarm-genie-check-") as scratch:
         folder, dialog = make_dialog(kind, Path(scratch), cache_root)
         count = 5 if kind == "lade" else 3  # its guesses are random, and some do no harm
-        return check_on_emulator(folder, dialog, [random_text(seed, 12) for seed in range(count)])
+        texts = [random_text(seed, 12) for seed in range(count)]
+        first = check_on_emulator(folder, dialog, texts[:1])
+        return check_on_emulator(folder, dialog, texts) if first.agrees else first
 
 
 def make_dialog(kind: CheckedType, folder: Path, cache_root: Path) -> tuple[Path, GenieConfig]:

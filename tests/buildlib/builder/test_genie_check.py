@@ -17,7 +17,8 @@ def test_this_genie_gets_them_wrong(genie_checks: Path) -> None:
     for kind in CHECKED:
         found = check_genie(kind, genie_checks)
         assert found.differing > 0, f"{kind} is right with Genie {found.genie}"
-        assert (found.prompts, found.tokens) == (5 if kind == "lade" else 3, 12)
+        assert found.tokens == 12
+        assert found.prompts in {1, 5 if kind == "lade" else 3}  # all, unless the first is wrong
 
 
 def test_they_are_refused_before_a_build(genie_checks: Path, tiny_bundle: Path) -> None:
