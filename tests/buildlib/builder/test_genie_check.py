@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.builder.genie_check import CHECKED, check_genie
+from buildlib.builder.genie_check import CHECKED, check_genie, make_dialog, random_text
+from buildlib.container.genie_decoding import Spd
 from buildlib.errors import InvalidOptionError
 from buildlib.genai import GenAIBuilderFactory
-from buildlib.speculative.agreement import count_differing
+from buildlib.speculative.agreement import check_on_emulator, count_differing
 from buildlib.speculative.config import LadeBuilderConfig, SpdBuilderConfig
 from suites.models import tiny_llama
 
@@ -19,6 +20,14 @@ def test_this_genie_gets_them_wrong(genie_checks: Path) -> None:
         assert found.differing > 0, f"{kind} is right with Genie {found.genie}"
         assert found.tokens == 12
         assert found.prompts in {1, 5 if kind == "lade" else 3}  # all, unless the first is wrong
+
+
+def test_a_draft_that_is_never_wrong_changes_no_text(genie_checks: Path, tmp_path: Path) -> None:
+    """What the check finds wrong is not its own fault."""
+    folder, config = make_dialog("spd", tmp_path, genie_checks)
+    engine = config.dialog.target_engine
+    itself = config.as_basic().with_type("spd", draft=engine, spd=Spd(draft_len=3))
+    assert check_on_emulator(folder, itself, [random_text(0, 12)]).agrees
 
 
 def test_they_are_refused_before_a_build(genie_checks: Path, tiny_bundle: Path) -> None:

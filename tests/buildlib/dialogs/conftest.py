@@ -1,13 +1,11 @@
-"""Dialogs of the real Genie on the emulator, with the trained model built in one part."""
+"""Dialogs of the real Genie on the emulator, with the tiny model built in one part."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from buildlib.builder.stages.export import export_checkpoint
 from buildlib.container.genie_config import GenieConfig
-from buildlib.graph.shape import GraphShape
 from tests.buildlib.dialogs.genie_lab import GenieLab
 from tests.conftest import made_once
 from tests.system import needs
@@ -16,22 +14,17 @@ ANSWER = "answer.txt"
 
 
 @pytest.fixture(scope="session")
-def genie_lab(trained: Path, build_cache: Path) -> GenieLab:
-    """The trained model, exported."""
+def genie_lab(tiny_export: Path, tiny_text: str) -> GenieLab:
+    """The tiny model, exported."""
     needs("libatomic1")
-
-    def export(folder: Path) -> None:
-        text = (trained / "text" / "calibration.txt").read_text()
-        export_checkpoint(trained, text, folder, GraphShape(32, 192))
-
-    return GenieLab(made_once(build_cache.with_name("genie-lab"), export))
+    return GenieLab(tiny_export, tiny_text[:12])
 
 
 @pytest.fixture(scope="session")
 def plain_dialog(
     genie_lab: GenieLab, build_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, GenieConfig]:
-    """The trained model as it is, compiled: a folder of its worker, and its configuration."""
+    """The tiny model as it is, compiled: a folder of its worker, and its configuration."""
 
     def build(folder: Path) -> None:
         folder.mkdir()

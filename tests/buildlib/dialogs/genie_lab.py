@@ -1,4 +1,4 @@
-"""The trained model under the real Genie on the emulator."""
+"""A model under the real Genie on the emulator."""
 
 import os
 import subprocess
@@ -21,6 +21,7 @@ from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 
 RUNNER = Path(device_scripts.__file__).parent / "genie_t2t_run.py"
+SHAPES = GraphShape(1, 96), GraphShape(16, 96)
 
 
 def run_genie(folder: Path, script: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -45,17 +46,17 @@ def ask(folder: Path, *arguments: str) -> str:
 
 @dataclass(frozen=True)
 class GenieLab:
-    """The trained model under the real Genie on the emulator, one binary, AR 1 and 32 at CL 192."""
+    """A model under the real Genie on the emulator, one binary, AR 1 and 16 at CL 96."""
 
     export: Path
-    prompt: str = "In the beginning God created the heaven and the earth. And God said,"
+    prompt: str
     n_tokens: int = 8
 
     def compile(self, model: Path, folder: Path) -> GenieConfig:
         """Compile a float model into `folder` as it is; the configuration of a plain dialog."""
         toolchain, target = OrtQnnToolchain(), parse_target("SM8750:emulator")
         dlcs = []
-        for shape in (GraphShape(1, 192), GraphShape(32, 192)):
+        for shape in SHAPES:
             part = convert_arcl(model, shape, folder / f"{shape}.onnx")
             encodings = load_encodings(part.with_suffix(".encodings"))
             qdq = apply_encodings(part, encodings, folder / f"{shape}.qdq.onnx")
@@ -64,8 +65,9 @@ class GenieLab:
         toolchain.compile(dlcs, folder / "model.bin", CompileConfig.for_target(target))
         (folder / "htp_backend_ext_config.json").write_text(htp_config(target).to_json())
         (folder / "tokenizer.json").write_bytes((self.export / "tokenizer.json").read_bytes())
-        config = genie_config(load_config(self.export / "config.json"), 192, ["model.bin"], target)
-        return config.with_dialog(max_num_tokens=self.n_tokens)
+        config = load_config(self.export / "config.json")
+        dialog = genie_config(config, SHAPES[0].cl, ["model.bin"], target)
+        return dialog.with_dialog(max_num_tokens=self.n_tokens)
 
     def ask(self, folder: Path, config: GenieConfig, *arguments: str) -> str:
         """What Genie answers to the prompt."""

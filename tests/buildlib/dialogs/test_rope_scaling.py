@@ -24,9 +24,9 @@ def test_factors_of_each_frequency_are_the_scaling_that_they_stand_for(
         values["dialog"]["engine"]["model"]["positional-encoding"]["rope-scaling"] = scaling
         return genie_lab.ask(folder, GenieConfig.model_validate(values))
 
-    factors = [3.0] * 12
+    factors = [3.0] * 6
     told = {"short-factor": factors, "long-factor": factors, "factor": 1.0}
-    longrope = {"rope-type": "longrope", "original-max-position-embeddings": 192, **told}
+    longrope = {"rope-type": "longrope", "original-max-position-embeddings": 96, **told}
     linear = with_scaling({"rope-type": "linear", "factor": 3.0})
     assert with_scaling(longrope) == linear
     assert linear != plain_answer
