@@ -71,7 +71,7 @@ class StageCache(Closeable):
         self,
         key: StageKey,
         source: Path,
-        build: Callable[[Path], None],
+        build: Callable[[Path], object],
         *,
         subject: str = "",
         group: str | None = None,

@@ -160,12 +160,15 @@ class Toolchain(Protocol):
         config: "CompileConfig",
         op_packages: Sequence[OpPackageLibrary] = (),
         ports: Mapping[str, GraphPorts] | None = None,
-    ) -> None:
+    ) -> BinaryInfo:
         """Compile DLCs to one context binary; the stems of the DLCs name its graphs.
 
         Args:
             op_packages: those for this host, with operations of the graphs.
             ports: order of the inputs and outputs of graphs; by default the converter's.
+
+        Returns:
+            The description of the binary, as `inspect` gives it.
 
         Raises:
             InvalidOptionError: as `check`.

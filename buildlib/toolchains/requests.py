@@ -38,7 +38,7 @@ class GraphRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
-    """Compile DLCs to a context binary; the answer is its size."""
+    """Compile DLCs to a context binary; the answer is a `BinaryInfo`."""
 
     graphs: tuple[GraphRequest, ...]
     binary: Path

@@ -69,7 +69,6 @@ class CompilePart(CachedStage):
         with original_paths(None, {binary: Path(binary.name)}):
             ports = {dlc.stem: ports for dlc in self.dlcs if (ports := self.part.ports(dlc))}
             packages = tuple(self.op_packages)
-            self.toolchain.compile(self.dlcs, binary, self.config, packages, ports)
-            info = self.toolchain.inspect(binary)
+            info = self.toolchain.compile(self.dlcs, binary, self.config, packages, ports)
         described = json.dumps(dataclasses.asdict(info), indent=2) + "\n"
         (folder / f"{binary.stem}_cache_info.json").write_text(described, encoding="utf-8")

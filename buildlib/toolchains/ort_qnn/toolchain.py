@@ -120,7 +120,7 @@ class OrtQnnToolchain:
         config: CompileConfig,
         op_packages: Sequence[OpPackageLibrary] = (),
         ports: Mapping[str, GraphPorts] | None = None,
-    ) -> None:
+    ) -> BinaryInfo:
         """Compile DLCs of one graph each to one context binary. Equal inputs give equal bytes."""
         stems = [dlc.stem for dlc in dlcs]
         if not stems or len(set(stems)) != len(stems):
@@ -128,7 +128,8 @@ class OrtQnnToolchain:
         self.check(config)
         with atomic_path(binary.absolute()) as unfinished:
             request = _compile_request(dlcs, unfinished, config, op_packages, ports or {})
-            self._run("compile", binary, request)
+            described = self._run("compile", binary, request)
+        return TypeAdapter(BinaryInfo).validate_python(described)
 
     def inspect(self, binary: Path) -> BinaryInfo:
         """Describe a context binary."""

@@ -4,7 +4,6 @@ Nothing is imported or loaded here: the folder is found through its import speci
 cheap and works where the libraries do not load.
 """
 
-import importlib.metadata
 import importlib.util
 import platform
 import sys
@@ -33,7 +32,13 @@ class WheelLibraries:
 
     folder: Path
     support_folder: Path
-    version: str
+
+    @property
+    def version(self) -> str:
+        """Version of the wheel."""
+        from importlib.metadata import version  # takes longer than all else in some children
+
+        return version(DISTRIBUTION)
 
     @property
     def htp(self) -> Path:
@@ -85,4 +90,4 @@ def find_libraries() -> WheelLibraries:
     if absent:
         reason = f"{folder} lacks {', '.join(dict.fromkeys(absent))}; reinstall {DISTRIBUTION}"
         raise ToolchainMissingError(TOOLCHAIN, reason)
-    return WheelLibraries(folder, support, importlib.metadata.version(DISTRIBUTION))
+    return WheelLibraries(folder, support)

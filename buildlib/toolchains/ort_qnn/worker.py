@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import mmap
 import os
 import pickle
 import sys
@@ -22,6 +23,7 @@ from buildlib.toolchains.ort_qnn.stand_ins import put_stand_ins
 from buildlib.toolchains.ort_qnn.wheel import WheelLibraries, find_libraries
 from buildlib.toolchains.qnn import structures as qnn
 from buildlib.toolchains.qnn.api import (
+    Binary,
     FunctionTable,
     HtpSession,
     SystemFunction,
@@ -98,22 +100,30 @@ def convert(body: bytes) -> object:
 
 
 def compile_(body: bytes) -> object:
-    """Compile DLCs to a context binary."""
+    """Compile DLCs to a context binary, and describe it."""
     request: CompileRequest = pickle.loads(body)  # noqa: S301 - of the parent
     libraries = find_libraries()
-    session = HtpSession(libraries.htp, request.soc_model)
+    session, system = HtpSession(libraries.htp, request.soc_model), load_system(libraries.system)
     operations = register_op_packages(session, request.op_packages)
-    return compose_binary(session, load_system(libraries.system), request, operations)
+    compose_binary(session, system, request, operations)
+    return describe(system, request.binary)
 
 
 def inspect(body: bytes) -> object:
     """Describe a context binary."""
     request: InspectRequest = pickle.loads(body)  # noqa: S301 - of the parent
-    system = load_system(find_libraries().system)
-    return dataclasses.asdict(read_binary_info(system, request.binary.read_bytes()))
+    return describe(load_system(find_libraries().system), request.binary)
 
 
-def read_binary_info(system: FunctionTable, binary: bytes) -> BinaryInfo:
+def describe(system: FunctionTable, path: Path) -> dict[str, object]:
+    """Return a `BinaryInfo` of a context binary, whose file is mapped and not read."""
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    binary = (ctypes.c_char * len(memory)).from_buffer(memory)
+    return dataclasses.asdict(read_binary_info(system, binary))
+
+
+def read_binary_info(system: FunctionTable, binary: Binary) -> BinaryInfo:
     """Read all that a context binary records about its graphs."""
     raw, handle = raw_binary_info(system, binary)
     graphs = tuple(_graph(raw.graphs[i]) for i in range(_within(raw.graph_count, _MAX_GRAPHS)))

@@ -117,7 +117,7 @@ class QairtToolchain:
         config: CompileConfig,
         op_packages: Sequence[OpPackageLibrary] = (),
         ports: Mapping[str, GraphPorts] | None = None,
-    ) -> None:
+    ) -> BinaryInfo:
         """Compile DLCs of one graph each to one context binary.
 
         The binary must say that its graphs have the names and the VTCM that were asked for:
@@ -150,6 +150,7 @@ class QairtToolchain:
                 lambda: self._fault(result, config, stems),
             )
             result.replace(unfinished)
+        return self.inspect(binary)
 
     def inspect(self, binary: Path) -> BinaryInfo:
         """Describe a context binary, by PyPI's reader."""

@@ -32,8 +32,8 @@ def compose_binary(
     system: FunctionTable,
     request: CompileRequest,
     operations: frozenset[str] = frozenset(),
-) -> int:
-    """Compile all graphs in one context, write its binary, and return the size in bytes.
+) -> None:
+    """Compile all graphs in one context, and write its binary.
 
     A DLC must hold one graph, which gets the stem of the DLC as its name.
 
@@ -41,9 +41,6 @@ def compose_binary(
         session: where op packages are registered.
         system: reads the DLCs.
         operations: of the op packages, in place of their stand-ins in the DLCs.
-
-    Returns:
-        Bytes of the binary.
     """
     context = session.new_context(_context_configs(request))
     for graph in request.graphs:
@@ -59,7 +56,7 @@ def compose_binary(
                         f"; is there a kernel of {', '.join(sorted(operations))} for its types?"
                     )
                 raise RefusedError(reason) from error
-    return _write_binary(session.qnn, context, request.binary)
+    _write_binary(session.qnn, context, request.binary)
 
 
 def _finalize(session: HtpSession, context: c.c_void_p, name: str) -> None:

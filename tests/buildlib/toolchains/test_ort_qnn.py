@@ -74,15 +74,13 @@ def test_ports_stand_in_the_order_that_is_asked_for(
     dlc, target = tmp_path / "model.0.s4.dlc", parse_target("SM8750:emulator")
     toolchain.convert(tmp_path / "m.onnx", dlc, target)
     config = CompileConfig.for_target(target)
-    toolchain.compile([dlc], tmp_path / "plain.bin", config)
-    [plain] = toolchain.inspect(tmp_path / "plain.bin").graphs
+    [plain] = toolchain.compile([dlc], tmp_path / "plain.bin", config).graphs
     order, binary = ["b", "d", "a", "c"], tmp_path / "ordered.bin"
     ports = GraphPorts(
         tuple(plain.tensor(name) for name in order),
         tuple(plain.tensor(f"{name}_out") for name in order),
     )
-    toolchain.compile([dlc], binary, config, ports={dlc.stem: ports})
-    [graph_info] = toolchain.inspect(binary).graphs
+    [graph_info] = toolchain.compile([dlc], binary, config, ports={dlc.stem: ports}).graphs
     assert (graph_info.inputs, graph_info.outputs) == (ports.inputs, ports.outputs)
     inputs = {name: np.full(dims, 20_000 * number, np.uint16) for number, name in enumerate(names)}
     outputs = toolchain.execute(binary, dlc.stem, inputs)
@@ -146,8 +144,9 @@ def test_equal_models_give_equal_binaries_wherever_they_lie(
         shutil.copy(models[ar], elsewhere)
         again.append(tmp_path / f"ar{ar}_cl64_1_of_1.dlc")
         toolchain.convert(elsewhere, again[-1], PHONE)
-    toolchain.compile(again, tmp_path / "again.bin", CompileConfig.for_target(PHONE))
+    info = toolchain.compile(again, tmp_path / "again.bin", CompileConfig.for_target(PHONE))
     assert (tmp_path / "again.bin").read_bytes() == binary_for("SM8750").read_bytes()
+    assert info == toolchain.inspect(binary_for("SM8750"))
 
 
 @pytest.mark.parametrize("damage", ["random", "truncated", "absent"])
@@ -240,9 +239,9 @@ def test_every_option_that_is_not_refused_changes_the_binary(
     tmp_path: Path,
 ) -> None:
     config = CompileConfig.for_target(parse_target(target)).with_options(option)
-    toolchain.compile(dlcs, tmp_path / "other.bin", config)
+    info = toolchain.compile(dlcs, tmp_path / "other.bin", config)
     assert (tmp_path / "other.bin").read_bytes() != binary_for(target).read_bytes()
-    assert toolchain.inspect(tmp_path / "other.bin").soc_model == config.target.soc.soc_model
+    assert info.soc_model == config.target.soc.soc_model
 
 
 def test_graphs_of_one_binary_may_differ(
@@ -251,8 +250,7 @@ def test_graphs_of_one_binary_may_differ(
     config = CompileConfig.for_target(PHONE).with_graph_options(
         [dlcs[0].stem], {"graphs.vtcm_size_in_mb": 2, "graphs.optimization_type": 1}
     )
-    toolchain.compile(dlcs, tmp_path / "mixed.bin", config)
-    graphs = toolchain.inspect(tmp_path / "mixed.bin").graphs
+    graphs = toolchain.compile(dlcs, tmp_path / "mixed.bin", config).graphs
     assert [(g.vtcm_mb, g.optimization_level) for g in graphs] == [(2, 1), (8, 3)]
 
 

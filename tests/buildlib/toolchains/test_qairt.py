@@ -162,8 +162,8 @@ def test_options_reach_the_generator_for_each_graph_by_name(
 ) -> None:
     config = CompileConfig.for_target(PHONE).with_options({"graphs.vtcm_size_in_mb": 4})
     config = config.with_graph_options([NAMES[32]], {"graphs.vtcm_size_in_mb": 2})
-    qairt.compile(dlcs_of(made), tmp_path / "b.bin", config)
-    sizes = {graph.name: graph.vtcm_mb for graph in qairt.inspect(tmp_path / "b.bin").graphs}
+    info = qairt.compile(dlcs_of(made), tmp_path / "b.bin", config)
+    sizes = {graph.name: graph.vtcm_mb for graph in info.graphs}
     assert sizes == {NAMES[1]: 4, NAMES[32]: 2}
 
 
