@@ -8,6 +8,7 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from buildlib.lora.config import LoraBuilderInputConfig
 from tests.builders import builder_for
+from tests.buildlib.conftest import MakeCheckpoint
 from tests.system import needs
 
 _ATTENTION = {"self_attn.q_proj": (40, 72)}
@@ -16,27 +17,34 @@ BLUE = _ATTENTION | {"mlp.down_proj": (72, 40)}
 
 
 @pytest.fixture(scope="session")
-def graphs_container(tiny: Path, tiny_text: str, build_cache: Path) -> GenAIContainer:
-    """Random weights in six graphs: AR 1, 8 and 16 at CL 48 and 64."""
+def one_layer(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights of one layer; with tied ones it would repeat what it reads."""
+    folder = tmp_path_factory.mktemp("one_layer")
+    return make_checkpoint(folder, num_hidden_layers=1, tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="session")
+def graphs_container(one_layer: Path, tiny_text: str, build_cache: Path) -> GenAIContainer:
+    """Four graphs: AR 1 and 16 at CL 48 and 64."""
     needs("libatomic1")
-    return builder_for(tiny, build_cache, (1, 8, 16), (48, 64), text=tiny_text).build()
+    return builder_for(one_layer, build_cache, (1, 16), (48, 64), text=tiny_text).build()
 
 
 @pytest.fixture(scope="session")
 def dialog_container(
-    tiny: Path,
+    one_layer: Path,
     tiny_text: str,
     make_adapter: Callable[..., Path],
     build_cache: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> GenAIContainer:
-    """Random weights, with a host embedding table and two adapters; AR 1 and 16, CL 64."""
+    """A host embedding table and two adapters; AR 1 and 16, CL 64."""
     needs("libatomic1")
     folder = tmp_path_factory.mktemp("dialogs")
     adapters = folder / "adapters"
-    make_adapter(adapters / "red", RED, seed=1, strength=1.0)
-    make_adapter(adapters / "blue", BLUE, seed=2, strength=1.0)
-    builder = builder_for(tiny, build_cache, (1, 16), (64,), None, text=tiny_text)
+    make_adapter(adapters / "red", RED, layers=1, seed=1, strength=1.0)
+    make_adapter(adapters / "blue", BLUE, layers=1, seed=2, strength=1.0)
+    builder = builder_for(one_layer, build_cache, (1, 16), (64,), None, text=tiny_text)
     builder.prepare_embedding_lut = True
     builder.lora_config = LoraBuilderInputConfig(lora_config_path=adapters)
     return builder.build()

@@ -82,12 +82,12 @@ def test_seeded_sampling_reproduces_and_top_k_1_is_greedy(
 def test_every_graph_goes_on_alike(
     virtual_device: Device, graphs_container: GenAIContainer
 ) -> None:
-    """Three ARs by two CLs: however much of a text is its prompt, it ends the same."""
+    """Two ARs by two CLs: however much of a text is its prompt, it ends the same."""
     prompt = (42, 79, 260, 123)
     with Session(virtual_device, GenieModel(graphs_container)) as session:
         whole = ids(session, prompt, max_tokens=40)
         assert len(whole) == 40
-        for known in (2, 9, 30):  # AR 8; 16; 16 twice and more, at the longer CL
+        for known in (2, 30):  # AR 16 once; three times, at the longer CL
             assert ids(session, prompt + whole[:known], max_tokens=4) == whole[known : known + 4]
 
 

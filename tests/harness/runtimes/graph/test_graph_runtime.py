@@ -92,7 +92,7 @@ def test_step_logits_and_scores_are_those_of_genie(pair: Pair, tiny_bundle: Path
 def test_context_lengths_host_tables_and_adapters(
     virtual_device: Device, request: pytest.FixtureRequest, name: str
 ) -> None:
-    """Six graphs of which the longer follow the shorter; rows of a table, adapters left at 0."""
+    """Four graphs of which the longer follow the shorter; rows of a table, adapters left at 0."""
     container: GenAIContainer = request.getfixturevalue(name)
     prompts = [tuple(range(3, 3 + length)) for length in (1, 16, 45)]
     with both(virtual_device, container) as (genie, graph):
