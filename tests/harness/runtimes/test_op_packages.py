@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from buildlib.builder.build import BuildOutputs
 from buildlib.builder_options import apply_options
 from buildlib.container.container import GenAIContainer
 from buildlib.container.op_packages import OpPackage, registrations
-from buildlib.genai import GenAIBuilderFactory
 from harness.cli.inspect import inspect
 from harness.devices.device import Device
 from harness.errors import RunnerError, RuntimeChoiceError
@@ -21,34 +19,24 @@ from harness.runtimes.genie.bundle import genie_bundle
 from harness.runtimes.genie.runtime import GenieModel, GenieRuntime
 from harness.runtimes.graph.runtime import GraphRuntime
 from harness.runtimes.run_folder import runner_command
-from suites.models import tiny_llama
+from tests.builders import builder_for
 from tests.buildlib.op_packages import PROVIDER, build_package, scale_logits
 
 OPTIONS = RuntimeOptions(runner_timeout_s=120)
 
 
 @pytest.fixture(scope="module")
-def plain(tiny_bundle: Path) -> GenAIContainer:
-    return GenAIContainer.load(tiny_bundle)
-
-
-@pytest.fixture(scope="module")
 def scaled(
-    reference_outputs: BuildOutputs, build_cache: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny_export: Path, tiny_text: str, build_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> GenAIContainer:
-    """The reference model, whose logits are 3 x + 1 by the example's kernel in C."""
+    """A model whose logits are 3 x + 1 by the example's kernel in C."""
     folder = tmp_path_factory.mktemp("scaled")
-    shutil.copytree(reference_outputs.export, folder / "scaled")
+    shutil.copytree(tiny_export, folder / "scaled")
     scale_logits(folder / "scaled")
-    text = (tiny_llama.folder() / "text" / "calibration.txt").read_text("utf-8")
-    builder = GenAIBuilderFactory.create(
-        folder / "scaled", cache_root=build_cache, calibration_text=text
-    )
-    targets = {"x86_64": str(build_package(folder / "libScale.so"))}
+    builder = builder_for(folder / "scaled", build_cache, [1], [96], text=tiny_text)
+    targets = {"x86_64": str(build_package(folder / "x86_64.so"))}
     entry = {"name": "Scale", "interface_provider": PROVIDER, "targets": targets}
-    options = {"arn_cl_options.auto_regression_number": [1, 32], "op_packages": [entry]}
-    options |= {"arn_cl_options.context_length": [192], "split_model.num_splits": 2}
-    apply_options(builder.set_targets(["SM8750:emulator"]), options)
+    apply_options(builder, {"op_packages": [entry]})
     return builder.build()
 
 
@@ -74,8 +62,13 @@ def start(device: Device, container: GenAIContainer) -> GenieRuntime:
 
 @pytest.mark.slow
 def test_logits_are_those_of_the_kernel_under_genie_and_by_graphs_alone(
-    virtual_device: Device, plain: GenAIContainer, scaled: GenAIContainer
+    virtual_device: Device,
+    scaled: GenAIContainer,
+    tiny_export: Path,
+    tiny_text: str,
+    build_cache: Path,
 ) -> None:
+    plain = builder_for(tiny_export, build_cache, [1], [96], text=tiny_text).build()
     window = StepWindow(prompt=(40, 41, 42), following=(43, 44, 45))
     runtimes: dict[str, GenieRuntime | GraphRuntime] = {
         "plain": start(virtual_device, plain),
@@ -91,10 +84,11 @@ def test_logits_are_those_of_the_kernel_under_genie_and_by_graphs_alone(
     assert np.array_equal(logits["graph"], logits["genie"])
 
 
-def test_children_of_a_runner_register_too(virtual_device: Device, scaled: GenAIContainer) -> None:
+def test_children_of_a_runner_register_too(
+    virtual_device: Device, scaled: GenAIContainer, tiny_text: str
+) -> None:
     runtime = start(virtual_device, scaled)
-    text = (tiny_llama.folder() / "text/heldout.txt").read_text("utf-8")
-    (window,) = GenieModel(scaled).windows(text, 1)
+    (window,) = GenieModel(scaled).windows(tiny_text, 1)
     assert runtime.score([window]).perplexity > 1
     runtime.clean()
 
