@@ -50,13 +50,8 @@ _APPEARANCE = (
     "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE",
 )  # fmt: skip
 """Variables by which a user's terminal changes what programs print."""
-__all__ = [
-    "make_adapter",
-    "make_checkpoint",
-    "tiny",
-    "tiny_export",
-    "tiny_text",
-]  # fixtures of all packages
+# Fixtures of all packages.
+__all__ = ["make_adapter", "make_checkpoint", "tiny", "tiny_export", "tiny_text"]
 
 # On CI the same examples each time, so that a red run can be repeated; elsewhere fewer, and new.
 # How long an example takes says how busy the machine is, so there is no deadline.

@@ -1,4 +1,4 @@
-"""The reference model in half floats, with inputs and outputs as other runtimes' graphs have them.
+"""Three layers of the reference model in half floats, in graphs as other runtimes have them.
 
 Written node by node from its weights, beside the importers and passes of the product, and compiled
 by PyPI's compiler. PowerServe's tensors are those that `setup_tensors` of its
@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from tools.tiny_llama.numpy_model import load_weights
 FLOAT, HALF, INT = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT32
 DTYPES = {FLOAT: "float32", HALF: "float16", INT: "int32"}
 TARGET = parse_target("SM8750:emulator")
-MODEL = Architecture.load(tiny_llama.folder())
+MODEL = replace(Architecture.load(tiny_llama.folder()), num_hidden_layers=3)
 WEIGHTS = load_weights(tiny_llama.folder())
 HEADS, KV, DIM = MODEL.num_attention_heads, MODEL.num_key_value_heads, MODEL.head_dim
 Array = npt.NDArray[np.generic]
@@ -239,15 +239,15 @@ def write_powerserve(folder: Path) -> Path:
     qnn, names = folder / "qnn", ("batch_1", "batch_8")
     qnn.mkdir(parents=True)
     entries = []
-    for first in (0, 2):
-        graphs = [powerserve_chunk(ar, (first, first + 1), 40, 56) for ar in (1, 8)]
-        compile_graphs(graphs, qnn / f"tiny_{first // 2}.bin", names)
+    for number, layers in enumerate(((0, 1), (2,))):
+        graphs = [powerserve_chunk(ar, layers, 40, 56) for ar in (1, 8)]
+        compile_graphs(graphs, qnn / f"tiny_{number}.bin", names)
         entries += [
             {
                 "type": "transformers", "graph_name": f"batch_{ar}", "batch_size": ar,
-                "start_layer_id": first, "end_layer_id": first + 2, "cache_size": 40,
+                "start_layer_id": layers[0], "end_layer_id": layers[-1] + 1, "cache_size": 40,
                 "context_size": 56, "kv_size": 0, "x_name": "x", "out_name": "out",
-                "model_path": f"tiny_{first // 2}.bin",
+                "model_path": f"tiny_{number}.bin",
                 "kv_path_format": "kv/layer_{layer_id}_{kv_type}_{head_id}.raw",
             }
             for ar in (1, 8)
