@@ -83,6 +83,28 @@ def tiny_export(tiny: Path, tiny_text: str, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session")
+def one_layer(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The least checkpoint: a build of it takes two thirds of the time of one of `tiny`.
+
+    For tests of what happens to a build, whatever is computed.
+    """
+    least = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return make_checkpoint(tmp_path_factory.mktemp("one-layer"), **least)
+
+
+@pytest.fixture(scope="session")
+def one_layer_export(
+    one_layer: Path, tiny_text: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """That checkpoint as the builder takes it, at AR 16 and CL 96."""
+    from buildlib.builder.stages.export import export_checkpoint
+    from buildlib.graph.shape import GraphShape
+
+    out = tmp_path_factory.mktemp("one-layer-export")
+    return export_checkpoint(one_layer, tiny_text, out, GraphShape(16, 96), n_windows=3)
+
+
+@pytest.fixture(scope="session")
 def trained() -> Path:
     """The trained reference model."""
     folder = Path(__file__).parents[2] / "suites" / "models" / "tiny_llama"

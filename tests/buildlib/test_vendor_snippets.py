@@ -148,17 +148,17 @@ def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def builder(
-    tiny_export: Path, cache_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one_layer_export: Path, cache_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> GenAIBuilderHTP:
     """A builder of a small model, in a working folder of its own."""
     monkeypatch.chdir(tmp_path)
-    return builder_for(tiny_export, cache_root, [1, 64], target="chipset:SM8850")
+    return builder_for(one_layer_export, cache_root, [1, 64], target="chipset:SM8850")
 
 
 def test_adapters_named_in_yaml(
     builder: GenAIBuilderHTP, make_adapter: Callable[..., Path], tmp_path: Path
 ) -> None:
-    make_adapter(tmp_path / "path/to/red", {"self_attn.q_proj": (40, 72)})
+    make_adapter(tmp_path / "path/to/red", {"self_attn.q_proj": (40, 24)}, layers=1)
     (tmp_path / "path/to/lora_config.yaml").write_text(
         "adapters:\n  - name: red\n    path: red\n"
         "use_cases:\n  - {name: pale, adapters: {red: 0.5}}\n"
@@ -194,8 +194,10 @@ def test_eaglet(builder: GenAIBuilderHTP, tmp_path: Path) -> None:
     builder.plan()
 
 
-def test_an_attached_builder(builder: GenAIBuilderHTP, tiny_export: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny_export, tmp_path / "source")
+def test_an_attached_builder(
+    builder: GenAIBuilderHTP, one_layer_export: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(one_layer_export, tmp_path / "source")
     place = tmp_path / "path/to/ar1_model.onnx"
     place.parent.mkdir(parents=True)
     convert_arcl(tmp_path / "source" / MODEL_FILE, GraphShape(1, 192), place)
@@ -217,9 +219,9 @@ def test_an_attached_builder(builder: GenAIBuilderHTP, tiny_export: Path, tmp_pa
 
 @pytest.mark.needs("libatomic1")
 def test_the_stages_of_an_attached_builder_have_a_folder_of_its_name(
-    builder: GenAIBuilderHTP, tiny_export: Path, cache_root: Path, tmp_path: Path
+    builder: GenAIBuilderHTP, one_layer_export: Path, cache_root: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(tiny_export, tmp_path / "source")
+    shutil.copytree(one_layer_export, tmp_path / "source")
     place = tmp_path / "ar1" / "ar1_model.onnx"
     convert_arcl(tmp_path / "source" / MODEL_FILE, GraphShape(1, 192), place)
     child = builder.attach_model_for_arn(1, place, tmp_path / "source" / "model.encodings")

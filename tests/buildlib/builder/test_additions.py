@@ -31,11 +31,15 @@ def check_floats(builder: GenAIBuilderHTP) -> GenAIContainer:
 
 @pytest.mark.needs("libatomic1")
 def test_adapters_are_inputs_of_the_graphs_and_files_of_the_container(
-    tiny: Path, tiny_text: str, make_adapter: Callable[..., Path], build_cache: Path, tmp_path: Path
+    one_layer: Path,
+    tiny_text: str,
+    make_adapter: Callable[..., Path],
+    build_cache: Path,
+    tmp_path: Path,
 ) -> None:
-    builder = decoding(tiny, tiny_text, build_cache)
-    modules = {"self_attn.q_proj": (40, 72), "self_attn.v_proj": (40, 24)}
-    adapter = make_adapter(tmp_path / "adapters" / "one", modules)
+    builder = decoding(one_layer, tiny_text, build_cache)
+    modules = {"self_attn.q_proj": (40, 24), "self_attn.v_proj": (40, 12)}
+    adapter = make_adapter(tmp_path / "adapters" / "one", modules, layers=1)
     builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=adapter)
     container = check_floats(builder)
     assert container.metadata.graphs.splits == 3  # embedding and head apart
@@ -47,16 +51,16 @@ def test_adapters_are_inputs_of_the_graphs_and_files_of_the_container(
 
 
 def test_adapters_that_do_not_fit_are_refused_before_the_first_stage(
-    tiny: Path, tiny_text: str, make_adapter: Callable[..., Path], tmp_path: Path
+    one_layer: Path, tiny_text: str, make_adapter: Callable[..., Path], tmp_path: Path
 ) -> None:
-    builder = decoding(tiny, tiny_text, tmp_path / "cache")
-    other = make_adapter(tmp_path / "other", {"self_attn.q_proj": (64, 64)})
+    builder = decoding(one_layer, tiny_text, tmp_path / "cache")
+    other = make_adapter(tmp_path / "other", {"self_attn.q_proj": (64, 64)}, layers=1)
     builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=other)
     job = builder.plan()
     with pytest.raises(ModelFileError, match="q_proj of layer 0 maps 64 to 64, in the mod"):
         job.run()
     assert job.records == []
-    fitting = make_adapter(tmp_path / "fitting", {"self_attn.q_proj": (40, 72)})
+    fitting = make_adapter(tmp_path / "fitting", {"self_attn.q_proj": (40, 24)}, layers=1)
     builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=fitting)
     builder.set_options({"quantization.recipe": "w4a16-spinquant"})
     with pytest.raises(InvalidOptionError, match="the hidden states that adapters are"):
@@ -68,11 +72,15 @@ def test_adapters_that_do_not_fit_are_refused_before_the_first_stage(
 
 @pytest.mark.needs("libatomic1")
 def test_an_adapter_that_leaves_the_ranges_is_told_and_recorded(
-    tiny: Path, tiny_text: str, make_adapter: Callable[..., Path], build_cache: Path, tmp_path: Path
+    one_layer: Path,
+    tiny_text: str,
+    make_adapter: Callable[..., Path],
+    build_cache: Path,
+    tmp_path: Path,
 ) -> None:
-    builder = decoding(tiny, tiny_text, build_cache)
-    modules = {"self_attn.q_proj": (40, 72), "mlp.up_proj": (40, 72)}
-    adapter = make_adapter(tmp_path / "strong", modules, rank=1, strength=32.0)
+    builder = decoding(one_layer, tiny_text, build_cache)
+    modules = {"self_attn.q_proj": (40, 24), "mlp.up_proj": (40, 72)}
+    adapter = make_adapter(tmp_path / "strong", modules, layers=1, rank=1, strength=32.0)
     builder.lora_config = LoraBuilderInputConfig.create(
         lora_config_path=adapter, quant_updatable_mode="adapter_only"
     )
@@ -82,8 +90,10 @@ def test_an_adapter_that_leaves_the_ranges_is_told_and_recorded(
 
 
 @pytest.mark.needs("libatomic1")
-def test_the_embedding_can_stay_on_the_host(tiny: Path, tiny_text: str, build_cache: Path) -> None:
-    builder = decoding(tiny, tiny_text, build_cache)
+def test_the_embedding_can_stay_on_the_host(
+    one_layer: Path, tiny_text: str, build_cache: Path
+) -> None:
+    builder = decoding(one_layer, tiny_text, build_cache)
     builder.prepare_embedding_lut = True
     container = check_floats(builder)
     assert container.metadata.files["embedding_weights.raw"].kind == "embedding"

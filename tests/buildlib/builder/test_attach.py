@@ -20,10 +20,10 @@ VTCM, STARTS = "graphs.vtcm_size_in_mb", "mha2sha.m2s_additional_start_points"
 
 
 @pytest.fixture(scope="session")
-def decode_export(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny export's model at AR 1, as an export of its own: no file is shared."""
+def decode_export(one_layer_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The export's model at AR 1, as an export of its own: no file is shared."""
     folder = tmp_path_factory.mktemp("decode")
-    shutil.copytree(tiny_export, folder / "source")
+    shutil.copytree(one_layer_export, folder / "source")
     model = convert_arcl(folder / "source" / "model.onnx", GraphShape(1, 96), folder / "model.onnx")
     for path in folder.glob("*.safetensors"):
         data = path.read_bytes()
@@ -33,8 +33,8 @@ def decode_export(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
-def builder(tiny_export: Path, build_cache: Path) -> GenAIBuilderHTP:
-    return builder_for(tiny_export, build_cache, [1, 16], [96], target="SM8750")
+def builder(one_layer_export: Path, build_cache: Path) -> GenAIBuilderHTP:
+    return builder_for(one_layer_export, build_cache, [1, 16], [96], target="SM8750")
 
 
 @pytest.mark.needs("libatomic1")
@@ -106,9 +106,9 @@ def test_invalid_attachments_are_refused(
 
 @pytest.mark.needs("libatomic1")
 def test_models_can_keep_the_shapes_that_they_have(
-    tiny_export: Path, decode_export: Path, build_cache: Path
+    one_layer_export: Path, decode_export: Path, build_cache: Path
 ) -> None:
-    builder = GenAIBuilderFactory.create(tiny_export, cache_root=build_cache)
+    builder = GenAIBuilderFactory.create(one_layer_export, cache_root=build_cache)
     builder.set_targets(["SM8750:emulator"])
     builder.set_options({"arn_cl_options.skip_ar_cl_conversion": True})
     with pytest.raises(InvalidOptionError, match="ar16_cl96 and none of it decodes"):
@@ -120,13 +120,17 @@ def test_models_can_keep_the_shapes_that_they_have(
 
 @pytest.mark.needs("libatomic1")
 def test_shapes_that_a_model_does_not_have_cannot_be_kept(
-    builder: GenAIBuilderHTP, tiny: Path, tiny_export: Path, tiny_text: str, build_cache: Path
+    builder: GenAIBuilderHTP,
+    one_layer: Path,
+    one_layer_export: Path,
+    tiny_text: str,
+    build_cache: Path,
 ) -> None:
-    of_checkpoint = builder_for(tiny, build_cache, text=tiny_text)
+    of_checkpoint = builder_for(one_layer, build_cache, text=tiny_text)
     of_checkpoint.skip_ar_conversion = True
     with pytest.raises(InvalidOptionError, match="a checkpoint has no AR"):
         of_checkpoint.build()
-    builder.attach_model_for_arn(1, tiny_export)
+    builder.attach_model_for_arn(1, one_layer_export)
     builder.set_options({"arn_cl_options.skip_ar_cl_conversion": True})
     with pytest.raises(InvalidOptionError, match="attached for AR 1 is at ar16_cl96"):
         builder.build()
@@ -134,10 +138,10 @@ def test_shapes_that_a_model_does_not_have_cannot_be_kept(
 
 @pytest.mark.needs("libatomic1")
 def test_models_can_keep_their_ar_at_another_context_length(
-    decode_export: Path, tiny_export: Path, build_cache: Path, tmp_path: Path
+    decode_export: Path, one_layer_export: Path, build_cache: Path, tmp_path: Path
 ) -> None:
-    shutil.copy(tiny_export / "tokenizer.json", tmp_path)
-    shutil.copy(tiny_export / "config.json", tmp_path)
+    shutil.copy(one_layer_export / "tokenizer.json", tmp_path)
+    shutil.copy(one_layer_export / "config.json", tmp_path)
     builder = GenAIBuilderFactory.create(
         decode_export,
         cache_root=build_cache,

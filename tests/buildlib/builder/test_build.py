@@ -104,10 +104,10 @@ def test_a_phones_binaries_without_shared_weights_are_those_of_the_emulator(
 
 
 def test_an_export_is_a_model_folder_itself(
-    tiny: Path, tiny_text: str, build_cache: Path, tmp_path: Path
+    one_layer: Path, tiny_text: str, build_cache: Path, tmp_path: Path
 ) -> None:
-    built = builder_for(tiny, build_cache, [1], [96], text=tiny_text).plan().outputs()
-    onnx = tmp_path / tiny.name
+    built = builder_for(one_layer, build_cache, [1], [96], text=tiny_text).plan().outputs()
+    onnx = tmp_path / one_layer.name
     shutil.copytree(built.export, onnx, ignore=shutil.ignore_patterns("*.json", ".*"))
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(built.export / name, onnx)

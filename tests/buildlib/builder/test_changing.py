@@ -18,9 +18,9 @@ from tests.system import needs
 
 
 @pytest.fixture
-def model(tiny_export: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny export that shares no file with it."""
-    return Path(shutil.copytree(tiny_export, tmp_path / "model"))
+def model(one_layer_export: Path, tmp_path: Path) -> Path:
+    """A copy of the export that shares no file with it."""
+    return Path(shutil.copytree(one_layer_export, tmp_path / "model"))
 
 
 def small_builder(folder: Path, cache: Path) -> GenAIBuilderHTP:
@@ -36,11 +36,11 @@ def after(operation: str, do: Callable[[], object]) -> Callable[[StageRecord], N
 
 
 @pytest.fixture(scope="module")
-def clean(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def clean(one_layer_export: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """SHA-256 of the container that nobody disturbs."""
     needs("libatomic1")
     folder = tmp_path_factory.mktemp("clean")
-    model = Path(shutil.copytree(tiny_export, folder / "model"))
+    model = Path(shutil.copytree(one_layer_export, folder / "model"))
     return small_builder(model, folder / "cache").build().metadata.container_sha256
 
 

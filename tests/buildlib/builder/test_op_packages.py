@@ -29,10 +29,10 @@ OPERATION = "qnnfarm.scale::Scale"
 
 
 @pytest.fixture(scope="module")
-def export(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def export(one_layer_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export whose logits are 3 x + 1 by the example's operation."""
     folder = tmp_path_factory.mktemp("scaled") / "scaled"
-    shutil.copytree(tiny_export, folder)
+    shutil.copytree(one_layer_export, folder)
     scale_logits(folder)
     return folder
 
