@@ -1,7 +1,6 @@
 """`qnnfarm conformance` by a stand-in SDK on a virtual device, and checks that are refuted."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,6 @@ pytestmark = pytest.mark.first
 
 
 @pytest.fixture(scope="module")
-def model(tiny: Path, tiny_text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny checkpoint, with text to calibrate on and to score."""
-    folder = Path(shutil.copytree(tiny, tmp_path_factory.mktemp("conformance") / "model"))
-    (folder / "text").mkdir()
-    (folder / "text" / "calibration.txt").write_text(tiny_text)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the reports, with the stages that do not depend on an SDK."""
     return tmp_path_factory.mktemp("out")
@@ -36,11 +26,11 @@ FEW = ("--prompts", "1", "--max-tokens", "3", "--ar", "8", "--cl", "48", "--json
 
 
 def test_a_stand_in_of_the_sdk_and_a_virtual_device_conform(
-    qnnfarm: Run, virtual_device: Device, model: Path, out: Path, tmp_path: Path
+    qnnfarm: Run, virtual_device: Device, small_model: Path, out: Path, tmp_path: Path
 ) -> None:
     sdk = make_sdk(tmp_path / "2.39.0.250926")
     by = ("--toolchain", "qairt", "--qairt-sdk", sdk, "--device", "virtual:shared")
-    done = qnnfarm("conformance", model, *by, *FEW, "--out", out)
+    done = qnnfarm("conformance", small_model, *by, *FEW, "--out", out)
     assert done.returncode == 0, done.stderr + done.stdout
     report = json.loads((out / "conformance.json").read_text())
     assert report == json.loads(done.stdout)
@@ -57,12 +47,12 @@ def test_a_stand_in_of_the_sdk_and_a_virtual_device_conform(
 
 
 def test_a_build_that_fails_is_reported(
-    qnnfarm: Run, model: Path, out: Path, tmp_path: Path
+    qnnfarm: Run, small_model: Path, out: Path, tmp_path: Path
 ) -> None:
     sdk = make_sdk(tmp_path / "sdk", "2.40.0.251030")
     (sdk / "bin" / "x86_64-linux-clang" / "qairt-converter").write_text("#!/bin/sh\nexit 7\n")
     by = ("--toolchain", "qairt", "--qairt-sdk", sdk, "--out", out)
-    done = qnnfarm("conformance", model, *by, *FEW)
+    done = qnnfarm("conformance", small_model, *by, *FEW)
     assert done.returncode == 1, done.stderr
     (build, *others) = json.loads((out / "conformance.json").read_text())["checks"]
     assert (build["subject"], build["mark"]) == ("build", "failed")

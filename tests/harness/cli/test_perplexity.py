@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -35,11 +34,15 @@ SELF_SPECULATION = Ssd(
 
 
 def test_what_the_host_computed_is_what_benchmarks_are_checked_against(
-    qnnfarm: Run, virtual_device: Device, tiny_bundle: Path, tmp_path: Path
+    qnnfarm: Run,
+    virtual_device: Device,
+    small_bundle: Path,
+    small_model: Path,
+    tmp_path: Path,
 ) -> None:
-    db = tmp_path / "results.db"
-    where = (tiny_bundle, "--device", virtual_device.serial, "--db", db)
-    scored = ("--text", TEXT, "--windows", "2", "--reference", tiny_llama.folder())
+    db, letters = tmp_path / "results.db", small_model / "text" / "calibration.txt"
+    where = (small_bundle, "--device", virtual_device.serial, "--db", db)
+    scored = ("--text", letters, "--windows", "2", "--reference", small_model)
     done = qnnfarm("perplexity", *where, *scored, "--json")
     assert done.returncode == GOOD, done.stderr
     assert "scoring 2 windows in float on this host" in done.stderr
@@ -74,17 +77,20 @@ def test_the_reference_can_be_computed_by_transformers(tiny_bundle: Path) -> Non
 
 
 def test_another_model_is_a_bad_answer(
-    qnnfarm: Run, virtual_device: Device, tiny_bundle: Path, tmp_path: Path
+    qnnfarm: Run,
+    virtual_device: Device,
+    small_bundle: Path,
+    small_model: Path,
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(tiny_llama.folder(), other, ignore=shutil.ignore_patterns("*.py", "text"))
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"rope_theta": 2.0}))
-    scored = ("--text", TEXT, "--windows", "1", "--reference", other)
-    done = qnnfarm("perplexity", tiny_bundle, "--device", virtual_device.serial, *scored)
+    letters = small_model / "text" / "calibration.txt"
+    other = make_checkpoint(tmp_path / "other", hidden_size=48)
+    scored = ("--text", letters, "--windows", "1", "--reference", other)
+    done = qnnfarm("perplexity", small_bundle, "--device", virtual_device.serial, *scored)
     assert done.returncode == BAD, done.stdout + done.stderr
     perplexity, beside = done.stdout.splitlines()
-    assert " in 1 window, tiny_llama W8A16" in perplexity
+    assert " in 1 window, small_llama W8A16" in perplexity
     assert "±" not in perplexity  # of one window, whose spread is unknown
     assert beside.startswith("in float on this host ")
     assert "from the same model in float, more than the 3% of W8A16" in done.stderr
@@ -146,15 +152,13 @@ def test_decode_steps_are_held_against_float(
     qnnfarm: Run,
     virtual_device: Device,
     speculating: dict[str, Path],
-    make_checkpoint: Callable[..., Path],
+    small_model: Path,
     tmp_path: Path,
 ) -> None:
     """A dialog that looks ahead is decoded as its target, by the graph of one token a call."""
-    text = tmp_path / "text.txt"
-    text.write_text("".join(chr(0x100 + 2 + 97 * place % 298) for place in range(400)))
-    db = tmp_path / "results.db"
-    where = ("--device", virtual_device.serial, "--db", db, "--text", text, "--windows", "1")
-    compared = ("--per-step", "--reference", make_checkpoint(tmp_path / "small_llama"))
+    db, letters = tmp_path / "results.db", small_model / "text" / "calibration.txt"
+    where = ("--device", virtual_device.serial, "--db", db, "--text", letters, "--windows", "1")
+    compared = ("--per-step", "--reference", small_model)
     trace = tmp_path / "trace.json"
     done = qnnfarm("perplexity", speculating["lade"], *where, *compared, "--trace", trace, "--json")
     assert done.returncode == GOOD, done.stderr

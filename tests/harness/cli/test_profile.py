@@ -1,18 +1,17 @@
-"""`qnnfarm profile` on the reference container, alone and beside itself."""
+"""`qnnfarm profile` on the small container, alone and beside itself."""
 
 import json
+from pathlib import Path
 from typing import Any
 
-from buildlib.builder.build import BuildOutputs
 from harness.devices.device import Device
 from tests.harness.cli.conftest import Run
 
 
 def test_two_containers_stand_side_by_side_and_a_device_profiles_them(
-    qnnfarm: Run, reference_outputs: BuildOutputs, virtual_device: Device
+    qnnfarm: Run, small_bundle: Path, virtual_device: Device
 ) -> None:
-    folder = reference_outputs.container
-    shown = qnnfarm("profile", folder, folder, "--by", "layer", "--repetitions", "1")
+    shown = qnnfarm("profile", small_bundle, small_bundle, "--by", "layer", "--repetitions", "1")
     assert shown.returncode == 0, shown.stderr
     assert "say nothing about hardware" in shown.stdout
     (layer,) = {
@@ -22,12 +21,12 @@ def test_two_containers_stand_side_by_side_and_a_device_profiles_them(
     }
     nodes = layer.removeprefix("layer_1")
     assert nodes == nodes[: len(nodes) // 2] * 2  # as many in both
-    one = json.loads(qnnfarm("profile", folder, "--json", "--repetitions", "1").stdout)
+    one = json.loads(qnnfarm("profile", small_bundle, "--json", "--repetitions", "1").stdout)
     (container,) = one["containers"]
     operator = container["graphs"]["ar1_cl192"]["layer_0_up_proj"]
     assert operator["weight_bytes"] > 0 < operator["cycles"]
     asked = ("--device", virtual_device.serial, "--json", "--repetitions", "1")
-    done = qnnfarm("profile", folder, *asked)
+    done = qnnfarm("profile", small_bundle, *asked)
     assert done.returncode == 0, done.stderr
     on_device = json.loads(done.stdout)
     assert "HTP emulator" in on_device["measured"]
