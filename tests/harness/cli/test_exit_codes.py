@@ -11,8 +11,9 @@ from harness.exit_codes import BAD, GOOD, MEANINGS, NO_ANSWER, verdict_exit_code
 from harness.results.verdicts import Verdict
 from suites.models import tiny_llama
 from tests.buildlib.op_packages import PROVIDER
+from tests.command_line import Started
 from tests.harness.cli.conftest import Run
-from tests.harness.cli.test_bad_input import NO_COMPILER
+from tests.harness.cli.test_bad_input import MAIN, NO_COMPILER
 from tests.harness.cli.test_commands import COMMANDS
 
 _PLAN = "pool: pool.yaml\ntimeouts: {lease_s: 5}\nworkloads: "
@@ -259,9 +260,11 @@ def test_the_code_says_what_the_answer_is(
         assert {path.name for path in set(tmp_path.iterdir()) - before} <= {"state"}
 
 
-def test_doctor_without_the_compiler(process: Run, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(NO_COMPILER)
-    assert process("doctor", PYTHONPATH=str(tmp_path)).returncode == BAD
+def test_doctor_without_the_compiler(adb_server: AdbServer) -> None:
+    with Started("-c", NO_COMPILER + MAIN, "doctor") as doctor:
+        said, _ = doctor.communicate(timeout=250)
+    assert doctor.returncode == BAD
+    assert "onnxruntime-qnn is not installed" in said
 
 
 @pytest.mark.parametrize(
