@@ -7,25 +7,35 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from harness.cli.app import build_app
+from harness.errors.codes import find_codes
 from harness.exit_codes import BAD
 from harness.virtual_device import manager
-from harness.virtual_device.faults import DspCause, parse_fault
+from harness.virtual_device.faults import DSP_MESSAGES, DspCause, parse_fault
 from tests.conftest import MakeDevice
 from tests.harness.cli.conftest import Run
 
-CAUSES: dict[DspCause, tuple[str, str, str]] = {
-    "path": ("genie", "FastRPC 0x80000406", "The skeleton is not in ADSP_LIBRARY_PATH."),
-    "skeleton": ("graph", "FastRPC 0x80000442", "it found the phone's own, older skeleton."),
-    "architecture": ("genie", "QNN 1009", "The binaries were compiled for another SoC"),
-    "runtime": ("graph", "QNN 5000", "The runtime is older than the compiler of the binary."),
+CAUSES: dict[DspCause, tuple[str, str]] = {
+    "path": ("FastRPC 0x80000406", "The skeleton is not in ADSP_LIBRARY_PATH."),
+    "skeleton": ("FastRPC 0x80000442", "it found the phone's own, older skeleton."),
+    "architecture": ("QNN 1009", "The binaries were compiled for another SoC"),
+    "runtime": ("QNN 5000", "The runtime is older than the compiler of the binary."),
 }
+
+
+def test_the_cause_is_in_what_users_of_phones_saw() -> None:
+    for cause, (label, text) in CAUSES.items():
+        first = find_codes(DSP_MESSAGES[cause])[0].code
+        assert first.label == label
+        assert any(text in one.cause for one in first.causes)
 
 
 def test_the_cause_of_a_run_that_a_dsp_refused_is_named(
     qnnfarm: Run, make_virtual_device: MakeDevice, small_bundle: Path, tmp_path: Path
 ) -> None:
     virtual, device = make_virtual_device()
-    for cause, (runtime, label, text) in CAUSES.items():
+    causes: dict[str, DspCause] = {"genie": "path", "graph": "runtime"}
+    for runtime, cause in causes.items():
+        label, text = CAUSES[cause]
         manager.control(virtual.name).inject(parse_fault(f"dsp:cause={cause}"))
         db = tmp_path / f"{cause}.db"
         asked = ("--device", device.serial, "--runtime", runtime, "-p", "8", "-n", "2")
