@@ -17,6 +17,7 @@ Where = Literal["loading", "in a function", "for types"]
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
+@cache
 def loaded_by(statement: str) -> set[str]:
     """Names of the modules in memory after running `statement` in a fresh interpreter."""
     code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"

@@ -3,18 +3,15 @@
 import json
 from pathlib import Path
 
-from harness.devices.device import Device
 from harness.exit_codes import GOOD
 from tests.harness.cli.conftest import Run
 
 
-def test_the_verdict_is_the_exit_code(
-    qnnfarm: Run, tmp_path: Path, virtual_device: Device, small_bundle: Path
-) -> None:
+def test_the_verdict_is_the_exit_code(qnnfarm: Run, tmp_path: Path, small_bundle: Path) -> None:
     little = ("-p", "8", "-n", "2", "-r", "1", "-w", "0", "--no-gate", "--json")
     speed = ("--metric", "decode_tokens_per_s", "--threshold", "1")
     judged = (*speed, "--sessions", "5")
-    where = ("--device", virtual_device.serial, "--db", tmp_path / "r.db")
+    where = ("--device", "local", "--db", tmp_path / "r.db")
     kept = ("--trace", tmp_path / "trace.json")
     done = qnnfarm("compare", small_bundle, small_bundle, *where, *judged, *little, *kept)
     answer = json.loads(done.stdout)

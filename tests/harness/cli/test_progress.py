@@ -10,8 +10,7 @@ import pytest
 
 from harness import console
 from harness.cli.progress import deploy_progress
-from harness.devices.adb.client import AdbServer
-from harness.virtual_device import manager
+from harness.devices.device import Device
 from tests.command_line import start
 
 _ESC = "\x1b"
@@ -71,15 +70,10 @@ def _on_a_terminal(*arguments: str | Path) -> str:
 
 
 def test_a_command_shows_what_it_pushes_and_only_that(
-    adb_server: AdbServer, small_bundle: Path
+    virtual_device: Device, small_bundle: Path, tmp_path: Path
 ) -> None:
-    name = f"progress-{os.getpid()}"
-    serial = manager.start(name, "SM8750").serial
-    adb_server.connect(serial)
-    query = ("generate", small_bundle, "--device", serial, "--prompt", "In", "--max-tokens", "1")
-    try:
-        assert f"push to {serial}" in _on_a_terminal(*query)
-        assert f"push to {serial}" not in _on_a_terminal(*query)
-    finally:
-        adb_server.disconnect(serial)
-        manager.remove(name)
+    serial, notes = virtual_device.serial, tmp_path / "notes.txt"
+    notes.write_text(f"of {notes}")  # no other test has pushed it
+    query = ("generate", small_bundle, "--prompt", "In", "--max-tokens", "1", "--push", notes)
+    assert f"push to {serial}" in _on_a_terminal(*query, "--device", serial)
+    assert f"push to {serial}" not in _on_a_terminal(*query, "--device", serial)
