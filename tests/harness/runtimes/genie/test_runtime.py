@@ -175,11 +175,12 @@ def test_a_prompt_longer_than_the_context_is_refused_on_the_host(
 ) -> None:
     runtime = make_runtime(dialog_container)
     longest, room = 64 - 16, 15  # CL - AR without bos, and what is left then
-    for n_prompt, n_new in ((longest + 1, 1), (longest, room + 1)):
+    prompt = tuple(range(100, 100 + longest + 1))
+    for tokens, n_new in ((prompt, 1), (prompt[:longest], room + 1)):
         with pytest.raises(PromptTooLongError, match="64") as caught:
-            runtime.generate(GenerationRequest(n_new, token_ids=tuple(range(2, 2 + n_prompt))))
+            runtime.generate(GenerationRequest(n_new, token_ids=tokens))
         assert caught.value.exit_code == 2
-    fits = runtime.generate(GenerationRequest(room, token_ids=tuple(range(2, 2 + longest))))
+    fits = runtime.generate(GenerationRequest(room, token_ids=prompt[:longest]))
     assert fits.metrics["generated_tokens"] == room
 
 
