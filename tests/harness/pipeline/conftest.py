@@ -79,8 +79,13 @@ def make_recipe(build_cache: Path, short_model: Path) -> MakeRecipe:
 
 @pytest.fixture(scope="session")
 def built(make_recipe: MakeRecipe, build_cache: Path) -> LLMPipeline:
-    """A pipeline that has run all its stages; its cache is for all xdist workers."""
+    """A pipeline that has run all its stages; its cache is for all xdist workers.
+
+    The table of its embedding stays on the host, of this machine and of devices.
+    """
     needs("libatomic1")
     cache = build_cache.with_name("pipeline-cache")
+    recipe = make_recipe(cache_dir=str(cache))
+    recipe["stages"]["genai_builder"]["prepare_embedding_lut"] = True
     with FileLock(f"{cache}.lock"):
-        return LLMPipeline.from_pretrained(recipe=make_recipe(cache_dir=str(cache))).construct()
+        return LLMPipeline.from_pretrained(recipe=recipe).construct()

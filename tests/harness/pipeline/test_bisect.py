@@ -191,12 +191,12 @@ def quantized(pipe: LLMPipeline, whole: Path, folder: Path, scratch: Path) -> Di
         return evaluate_model(loop, reference)
 
 
-def test_models_that_cannot_be_ranked_say_why(make_recipe: MakeRecipe, tiny_bundle: Path) -> None:
+def test_models_that_cannot_be_ranked_say_why(make_recipe: MakeRecipe, small_bundle: Path) -> None:
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe(stages={"model_loader": {}}))
     with pytest.raises(PipelineError, match="no stage that quantizes"):
         bisect_pipeline(pipe)
     with pytest.raises(WrongUseError, match="no weights in float"):
-        recipe_of(tiny_bundle, None, "w4a16", (None, None), "SM8750")
+        recipe_of(small_bundle, None, "w4a16", (None, None), "SM8750")
 
 
 def container_like(
@@ -229,7 +229,7 @@ def container_like(
 
 
 def test_a_container_is_quantized_as_it_was_built(
-    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(tiny_llama.folder())
 
@@ -242,7 +242,7 @@ def test_a_container_is_quantized_as_it_was_built(
         found: dict[str, Any] = recipe["stages"]["quantization"]
         return found
 
-    plain = container_like(tiny_bundle, tmp_path / "plain", {})
+    plain = container_like(small_bundle, tmp_path / "plain", {})
     assert section(plain)["recipe_name"] == "w8a16"
     options = {
         "recipe": "w4a16",
@@ -252,16 +252,16 @@ def test_a_container_is_quantized_as_it_was_built(
         "mixed_precision": ("*.down_proj.weight=8",),
         "technique_kwargs.gptaq.damping": 0.02,
     }
-    found = section(container_like(tiny_bundle, tmp_path / "mixed", options))
+    found = section(container_like(small_bundle, tmp_path / "mixed", options))
     assert found["recipe_name"] == "w4a16"
     assert found["options"] == {"act_bitwidth": 8, "mixed_precision": ("*.down_proj.weight=8",)}
     assert found["technique_kwargs"] == {"gptaq": {"damping": 0.02}}
 
     of_encodings = {"model.encodings": "0" * 64}
-    known = container_like(tiny_bundle, tmp_path / "known", {}, of_encodings, "W4A16")
+    known = container_like(small_bundle, tmp_path / "known", {}, of_encodings, "W4A16")
     assert section(known) == {"recipe_name": "w4a16"}
     assert "encodings that tiny_llama has not: taking w4a16" in capsys.readouterr().err
-    unknown = container_like(tiny_bundle, tmp_path / "unknown", {}, of_encodings, "W4/8A16")
+    unknown = container_like(small_bundle, tmp_path / "unknown", {}, of_encodings, "W4/8A16")
     with pytest.raises(WrongUseError, match="W4/8A16 by encodings"):
         section(unknown)
 

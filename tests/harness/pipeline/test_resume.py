@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,6 @@ import yaml
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.stage import ModelFolder
 from tests.command_line import qnnfarm, start
-from tests.harness.pipeline.conftest import MakeRecipe
 
 MOMENTS = 50
 STAGES = ("model_loader", "quantization", "genai_builder")
@@ -73,9 +73,9 @@ def wait_for(text: str, errors: Path, process: BaseProcess) -> None:
 
 
 @pytest.fixture(scope="module")
-def cut(make_recipe: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cut(built: LLMPipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recipe whose run is cut off, and then comes to its end."""
-    return write_recipe(tmp_path_factory.mktemp("pipeline") / "cut", make_recipe())
+    return write_recipe(tmp_path_factory.mktemp("pipeline") / "cut", built.manifest.recipe)
 
 
 @pytest.fixture
@@ -110,12 +110,12 @@ def test_a_killed_and_an_interrupted_run_go_on_to_the_same_bytes(
     assert content(cut) == expected
 
 
-@pytest.mark.needs("libatomic1")
-def test_an_unchanged_run_looks_at_files_alone(cut: Path) -> None:
-    finish(cut)
-    words = ("pipeline", "run", cut, "--out", cut.parent / "container")
+def test_an_unchanged_run_looks_at_files_alone(built: LLMPipeline, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "run", built.manifest.recipe)
+    shutil.copytree(built.cache_root, recipe.parent / "cache", copy_function=os.link)
+    words = ("pipeline", "run", recipe, "--out", recipe.parent / "container")
     first = json.loads(qnnfarm(*words, "--json").stdout)
-    expected = content(cut)
+    expected = content(recipe)
     command = [sys.executable, "-X", "importtime", "-m", "harness.cli", *map(str, words), "--json"]
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     known = {"seconds": 0.0, "reused": True, "peak_memory_bytes": ANY}
@@ -126,26 +126,27 @@ def test_an_unchanged_run_looks_at_files_alone(cut: Path) -> None:
     assert imported.isdisjoint({"onnx", "onnx_ir", "numpy", "buildlib.genai", "sqlalchemy"})
     shown = qnnfarm(*words)
     assert shown.returncode == 0
-    assert f"{cut.parent / 'container'}: the output of genai_builder" in shown.stdout
-    (cut.parent / "container/tokenizer.json").write_text("{}")
-    assert finish(cut) == dict.fromkeys(STAGES, True)
-    assert content(cut) == expected
+    assert f"{recipe.parent / 'container'}: the output of genai_builder" in shown.stdout
+    (recipe.parent / "container/tokenizer.json").unlink()
+    (recipe.parent / "container/tokenizer.json").write_text("{}")
+    assert finish(recipe) == dict.fromkeys(STAGES, True)
+    assert content(recipe) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * 3600)
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_bytes(
-    expected: dict[str, str], make_recipe: MakeRecipe, tmp_path: Path
+    expected: dict[str, str], built: LLMPipeline, tmp_path: Path
 ) -> None:
     """One run after the other is killed over the same cache until one comes to its end."""
     rng = random.Random(int(os.environ.get("QNNFARM_KILL_SEED", "1")))  # noqa: S311
     began = time.monotonic()
-    finish(write_recipe(tmp_path / "timed", make_recipe()))
+    finish(write_recipe(tmp_path / "timed", built.manifest.recipe))
     longest = (time.monotonic() - began) / 2
     killed: dict[str, int] = {}
     whole = 0
     while (kills := sum(killed.values())) < MOMENTS:
-        recipe = write_recipe(tmp_path / f"run{whole}", make_recipe())
+        recipe = write_recipe(tmp_path / f"run{whole}", built.manifest.recipe)
         process = None
         while process is None or process.exitcode != 0:
             with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
