@@ -38,7 +38,15 @@ from harness.virtual_device import manager
 from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, probe_namespace
 from suites.models import tiny_encoder, tiny_llama
 from tests.builders import builder_for
-from tests.buildlib.conftest import make_adapter, make_checkpoint, tiny, tiny_export, tiny_text
+from tests.buildlib.conftest import (
+    make_adapter,
+    make_checkpoint,
+    one_layer,
+    one_layer_export,
+    tiny,
+    tiny_export,
+    tiny_text,
+)
 from tests.postgresql_server import PostgresqlServer, make_cluster, running_postgresql_server
 from tests.private_adb import free_port, private_environment
 from tests.repackaged import repackage
@@ -51,7 +59,10 @@ _APPEARANCE = (
 )  # fmt: skip
 """Variables by which a user's terminal changes what programs print."""
 # Fixtures of all packages.
-__all__ = ["make_adapter", "make_checkpoint", "tiny", "tiny_export", "tiny_text"]
+__all__ = [
+    "make_adapter", "make_checkpoint", "one_layer", "one_layer_export", "tiny", "tiny_export",
+    "tiny_text",
+]  # fmt: skip
 
 # On CI the same examples each time, so that a red run can be repeated; elsewhere fewer, and new.
 # How long an example takes says how busy the machine is, so there is no deadline.

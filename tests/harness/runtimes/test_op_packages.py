@@ -25,19 +25,27 @@ from tests.buildlib.op_packages import PROVIDER, build_package, scale_logits
 OPTIONS = RuntimeOptions(runner_timeout_s=120)
 
 
-@pytest.fixture(scope="module")
-def scaled(
-    tiny_export: Path, tiny_text: str, build_cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> GenAIContainer:
-    """A model whose logits are 3 x + 1 by the example's kernel in C."""
-    folder = tmp_path_factory.mktemp("scaled")
-    shutil.copytree(tiny_export, folder / "scaled")
+def build_scaled(export: Path, text: str, cache: Path, folder: Path) -> GenAIContainer:
+    """Build a model whose logits are 3 x + 1 by the example's kernel in C."""
+    shutil.copytree(export, folder / "scaled")
     scale_logits(folder / "scaled")
-    builder = builder_for(folder / "scaled", build_cache, [1], [96], text=tiny_text)
     targets = {"x86_64": str(build_package(folder / "x86_64.so"))}
     entry = {"name": "Scale", "interface_provider": PROVIDER, "targets": targets}
+    builder = builder_for(folder / "scaled", cache, [1], [96], text=text)
     apply_options(builder, {"op_packages": [entry]})
     return builder.build()
+
+
+@pytest.fixture(scope="module")
+def scaled(
+    one_layer_export: Path,
+    tiny_text: str,
+    build_cache: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> GenAIContainer:
+    return build_scaled(
+        one_layer_export, tiny_text, build_cache, tmp_path_factory.mktemp("one-layer")
+    )
 
 
 def test_the_environment_of_runners_names_mllms_package_in_order() -> None:
@@ -62,13 +70,10 @@ def start(device: Device, container: GenAIContainer) -> GenieRuntime:
 
 @pytest.mark.slow
 def test_logits_are_those_of_the_kernel_under_genie_and_by_graphs_alone(
-    virtual_device: Device,
-    scaled: GenAIContainer,
-    tiny_export: Path,
-    tiny_text: str,
-    build_cache: Path,
+    virtual_device: Device, tiny_export: Path, tiny_text: str, build_cache: Path, tmp_path: Path
 ) -> None:
     plain = builder_for(tiny_export, build_cache, [1], [96], text=tiny_text).build()
+    scaled = build_scaled(tiny_export, tiny_text, build_cache, tmp_path)
     window = StepWindow(prompt=(40, 41, 42), following=(43, 44, 45))
     runtimes: dict[str, GenieRuntime | GraphRuntime] = {
         "plain": start(virtual_device, plain),
