@@ -29,8 +29,8 @@ def ids(stdout: str) -> list[int]:
 
 @pytest.fixture
 def short_bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
-    """The reference model with answers of six tokens."""
-    folder = shortened(tiny_bundle, tmp_path, 6)
+    """The reference model with answers of three tokens."""
+    folder = shortened(tiny_bundle, tmp_path, 3)
     (folder / "tokens").write_text(PROMPT)
     return folder
 
@@ -47,7 +47,7 @@ def test_tokens_are_those_of_genie(runner: Runner, short_bundle: Path) -> None:
     ours = runner.run("graph_run.py", *asked, *files, cwd=short_bundle)
     assert ours.returncode == 0, ours.stderr
     assert ids(ours.stdout) == ids(theirs.stdout)
-    assert len(ids(ours.stdout)) == 6
+    assert len(ids(ours.stdout)) == 3
 
     theirs_said, said = (last_query(short_bundle / name) for name in ("genie.json", "graph.json"))
     for key, figure in theirs_said.items():
@@ -58,8 +58,8 @@ def test_tokens_are_those_of_genie(runner: Runner, short_bundle: Path) -> None:
     events = json.loads((short_bundle / "trace.json").read_text())["traceEvents"]
     graphs = [event["args"] for event in events if event["cat"] == "function"]
     calls = dict.fromkeys((one["first"], one["tokens"]) for one in graphs)
-    assert list(calls) == [(0, 7), *((n, 1) for n in range(7, 12))]
-    assert len(json.loads((short_bundle / "clock.json").read_text())["pieces"]) == 6
+    assert list(calls) == [(0, 7), *((n, 1) for n in range(7, 9))]
+    assert len(json.loads((short_bundle / "clock.json").read_text())["pieces"]) == 3
 
     # Tokens that fill the context come before the prompt.
     first, _, rest = PROMPT.partition(" ")

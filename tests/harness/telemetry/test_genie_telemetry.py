@@ -9,16 +9,16 @@ from harness.runtimes.base import GenerationRequest, RuntimeOptions
 from harness.runtimes.genie.runtime import GenieRuntime
 
 
-def test_generation_is_sampled_when_asked(virtual_device: Device, tiny_bundle: Path) -> None:
-    container = GenAIContainer.load(tiny_bundle)
+def test_generation_is_sampled_when_asked(virtual_device: Device, small_bundle: Path) -> None:
+    container = GenAIContainer.load(small_bundle)
     properties = virtual_device.properties()
     runtime = GenieRuntime(virtual_device, properties, container, RuntimeOptions(telemetry_hz=20.0))
     try:
-        request = GenerationRequest(12, prompt="In the beginning")
+        request = GenerationRequest(40, prompt="In the beginning")
         began = time.monotonic()
         sampled = runtime.generate(request)
         passed_s = time.monotonic() - began
-        again = runtime.generate(GenerationRequest(2, prompt="In the beginning"))
+        again = runtime.generate(GenerationRequest(1, prompt="In the beginning"))
     finally:
         runtime.clean()
     memory = next(one for one in sampled.telemetry if one.channel == "rss_bytes")
@@ -29,11 +29,11 @@ def test_generation_is_sampled_when_asked(virtual_device: Device, tiny_bundle: P
     assert again.telemetry != sampled.telemetry
 
 
-def test_without_being_asked_nothing_is_sampled(virtual_device: Device, tiny_bundle: Path) -> None:
-    container = GenAIContainer.load(tiny_bundle)
+def test_without_being_asked_nothing_is_sampled(virtual_device: Device, small_bundle: Path) -> None:
+    container = GenAIContainer.load(small_bundle)
     runtime = GenieRuntime(virtual_device, virtual_device.properties(), container)
     try:
-        result = runtime.generate(GenerationRequest(2, prompt="In the beginning"))
+        result = runtime.generate(GenerationRequest(1, prompt="In the beginning"))
         state = f"{runtime.prepare().run_dir}/.qnnfarm"
         listed = virtual_device.shell(["ls", state]).stdout
     finally:

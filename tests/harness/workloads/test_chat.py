@@ -141,13 +141,13 @@ def session(
 
 
 def test_the_last_answer_is_that_to_the_ids_of_the_whole_conversation(session: Session) -> None:
-    chat = Generate.of(prompt=PROMPTS, chat=True, system="Be brief.", max_tokens=6)
+    chat = Generate.of(prompt=PROMPTS, chat=True, system="Be brief.", max_tokens=3)
     result = chat.run(session).output
     assert result.chat_difference is None
     text = "system: Be brief.\n"
     for prompt, answer in zip(PROMPTS, (*result.answers[:-1], None), strict=True):
         text += f"user: {prompt}\n" + ("" if answer is None else f"{answer}<|end_of_text|>")
-    whole = GenerationRequest(6, token_ids=(BOS, *ids_of(text)), framing=Framing(EOS))
+    whole = GenerationRequest(3, token_ids=(BOS, *ids_of(text)), framing=Framing(EOS))
     assert session.require(Generates).generate(whole).text == result.text
 
 
@@ -165,15 +165,15 @@ def test_a_dialog_chats_as_generate_does_in_each_of_its_conversations(session: S
 
 
 def test_the_runtime_graph_takes_chats_of_one_prompt(session: Session) -> None:
-    chat = Generate.of(prompt="In the beginning", chat=True, max_tokens=4)
+    chat = Generate.of(prompt="In the beginning", chat=True, max_tokens=2)
     with Session(session.device, GraphModel(session.container)) as graphs:
         chat.check(graphs.model)
         assert chat.run(graphs).output.text == chat.run(session).output.text
 
 
 def test_a_single_prompt_is_fed_with_one_bos(session: Session) -> None:
-    result = Generate.of(prompt="In the beginning", chat=True, max_tokens=4).run(session).output
-    raw = Generate.of(prompt="user: In the beginning\n", max_tokens=4).run(session).output
+    result = Generate.of(prompt="In the beginning", chat=True, max_tokens=2).run(session).output
+    raw = Generate.of(prompt="user: In the beginning\n", max_tokens=2).run(session).output
     assert (result.text, result.metrics["prompt_tokens"]) == (
         raw.text,
         raw.metrics["prompt_tokens"],

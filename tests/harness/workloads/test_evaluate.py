@@ -81,7 +81,7 @@ def test_prompts_are_answered_and_checked(session: Session, tmp_path: Path) -> N
     ]
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    output = Evaluate.of(task=str(path), max_tokens=8).run(session).output
+    output = Evaluate.of(task=str(path), max_tokens=3).run(session).output
     answers = [str(item["answer"]) for item in output.items]
     assert answers[0] == answers[1] != ""
     assert output.values["prompts_strict"] == np.mean(

@@ -26,8 +26,8 @@ BENCH = Bench(prompt_tokens=16, new_tokens=4)
 
 
 @pytest.fixture(scope="module")
-def session(virtual_device: Device, tiny_bundle: Path) -> Iterator[Session]:
-    with Session(virtual_device, open_model(tiny_bundle)) as opened:
+def session(virtual_device: Device, small_bundle: Path) -> Iterator[Session]:
+    with Session(virtual_device, open_model(small_bundle)) as opened:
         opened.runtime.prepare()
         yield opened
 
@@ -141,9 +141,12 @@ def reference_file(folder: Path, token_ids: Sequence[int]) -> SessionOptions:
     return SessionOptions(folder=folder)
 
 
-def test_fast_garbage_is_a_failure(session: Session, store: ResultsStore, tmp_path: Path) -> None:
+def test_fast_garbage_is_a_failure(
+    session: Session, store: ResultsStore, answer: GenerationResult, tmp_path: Path
+) -> None:
     """The reference tokens are others than this model generates, from the second on."""
-    options = reference_file(tmp_path, (17, 300, 300, 300))
+    assert answer.token_ids is not None
+    options = reference_file(tmp_path, (answer.token_ids[0], 299, 299, 299))
     bench = BENCH.model_copy(update={"reference_tokens": "reference.txt"})
     with pytest.raises(OutputCheckError) as caught:
         run_bench(session, store, bench, options=options)
@@ -159,9 +162,8 @@ def test_fast_garbage_is_a_failure(session: Session, store: ResultsStore, tmp_pa
 def test_the_right_tokens_pass(
     session: Session, store: ResultsStore, answer: GenerationResult, tmp_path: Path
 ) -> None:
-    from harness.runtimes.tokenizer import encode, load_tokenizer
-
-    options = reference_file(tmp_path, encode(load_tokenizer(session.model.tokenizer), answer.text))
+    assert answer.token_ids is not None
+    options = reference_file(tmp_path, answer.token_ids)
     bench = BENCH.model_copy(
         update={"reference_tokens": "reference.txt", "repetitions": 1, "warmup": 0}
     )

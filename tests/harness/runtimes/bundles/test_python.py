@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.builder.build import BuildOutputs
 from buildlib.container.container import GenAIContainer
 from harness.devices.device import Device
 from harness.errors import WrongUseError
@@ -16,10 +15,13 @@ from harness.runtimes.base import GenerationRequest, RuntimeOptions
 from harness.runtimes.bundles.python import VARIABLE, find_python
 from harness.runtimes.genie.runtime import GenieRuntime
 
+PACKAGES = {"collections", "ctypes", "encodings", "importlib", "json", "re", "urllib"}
+"""What runners import of the standard library, beside its modules."""
+
 
 @pytest.fixture(scope="module")
 def prefixes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a prefix for x86_64: this interpreter, its library, and a zipped stdlib."""
+    """A folder with a prefix for x86_64: this interpreter, its library, and zipped modules."""
     folder = tmp_path_factory.mktemp("prefixes")
     lib, paths = folder / "x86_64" / "lib", sysconfig.get_paths()
     modules, version = Path(paths["stdlib"]), f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -29,7 +31,7 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with zipfile.ZipFile(lib / f"{version.replace('.', '')}.zip", "w") as archive:
         for path in modules.rglob("*.py"):
             below = path.relative_to(modules)
-            if below.parts[0] not in {"test", "site-packages", "idlelib", "dist-packages"}:
+            if len(below.parts) == 1 or below.parts[0] in PACKAGES:
                 archive.write(path, below)
     name = sysconfig.get_config_var("INSTSONAME")
     library = Path(sysconfig.get_config_var("LIBDIR")) / name
@@ -40,12 +42,12 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_runners_of_a_device_run_under_the_users_python(
     virtual_device: Device,
-    reference_outputs: BuildOutputs,
+    small_bundle: Path,
     prefixes: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(prefixes))
-    container = GenAIContainer.load(reference_outputs.container)
+    container = GenAIContainer.load(small_bundle)
     runtime = GenieRuntime(virtual_device, virtual_device.properties(), container, RuntimeOptions())
     try:
         run_dir = runtime.prepare().run_dir

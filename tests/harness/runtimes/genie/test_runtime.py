@@ -78,7 +78,7 @@ def make_runtime(virtual_device: Device) -> Iterator[MakeRuntime]:
 def test_greedy_text_equals_the_host_loop_over_the_same_graphs(
     runtime: GenieRuntime, container: GenAIContainer
 ) -> None:
-    result = runtime.generate(GenerationRequest(8, prompt=PROMPT))
+    result = runtime.generate(GenerationRequest(4, prompt=PROMPT))
     config = load_config(tiny_llama.folder() / "config.json")
     tokenizer = Tokenizer.from_file(str(container.files["tokenizer.json"]))
     prompt = tokenizer.encode(PROMPT, add_special_tokens=False).ids
@@ -87,10 +87,10 @@ def test_greedy_text_equals_the_host_loop_over_the_same_graphs(
         binaries, OrtQnnToolchain(), soc_model=container.metadata.target.soc_model
     )
     with HostLoop(chains, config) as loop:
-        ids = loop.greedy([config.bos_token_id, *prompt], 8, frozenset(config.eos_token_ids))
+        ids = loop.greedy([config.bos_token_id, *prompt], 4, frozenset(config.eos_token_ids))
     assert result.text == tokenizer.decode(ids)
     assert result.metrics["prompt_tokens"] == 1 + len(prompt)  # bos
-    assert result.metrics["generated_tokens"] == 8
+    assert result.metrics["generated_tokens"] == 4
 
 
 @pytest.mark.parametrize("file", [1, 2])
@@ -133,7 +133,7 @@ def test_a_run_gives_every_figure(runtime: GenieRuntime) -> None:
 
 def test_prompts_reach_the_model_byte_for_byte(runtime: GenieRuntime) -> None:
     hostile = "'; rm -rf / #\n$(reboot) \\n \N{SNOWMAN} \N{GRINNING FACE} [BEGIN]: x[END]"
-    result = runtime.generate(GenerationRequest(4, prompt=hostile))
+    result = runtime.generate(GenerationRequest(1, prompt=hostile))
     encoder = Tokenizer.from_file(str(tiny_llama.folder() / "tokenizer.json"))
     n_tokens = len(encoder.encode(hostile, add_special_tokens=False).ids)
     assert result.metrics["prompt_tokens"] == 1 + n_tokens
@@ -142,7 +142,7 @@ def test_prompts_reach_the_model_byte_for_byte(runtime: GenieRuntime) -> None:
 def test_perplexity_agrees_with_the_quantized_graphs_and_with_float(
     runtime: GenieRuntime, container: GenAIContainer, reference_outputs: BuildOutputs
 ) -> None:
-    windows = GenieModel(container).windows(tiny_llama.heldout_text(), 2)
+    windows = GenieModel(container).windows(tiny_llama.heldout_text(), 1)
     result = runtime.score(windows)
     config = load_config(tiny_llama.folder() / "config.json")
     scored = [window.scored for window in windows]
@@ -153,7 +153,7 @@ def test_perplexity_agrees_with_the_quantized_graphs_and_with_float(
     floating = onnx_perplexity(
         {shape.ar: [path] for shape, path in outputs.float_models.items()}, config, scored
     )
-    assert result.tokens == 2 * 160
+    assert result.tokens == 160
     assert result.perplexity == pytest.approx(quantized, rel=0.01)
     assert result.perplexity == pytest.approx(floating, rel=0.03)
 
@@ -295,8 +295,8 @@ def test_a_phone_is_asked_by_the_sdks_own_program(
     assert phone.runner(Generates) == "genie-t2t-run"
     assert phone.versions()["Genie from"].endswith("/sdk/x86_64")
     for request in (
-        GenerationRequest(4, prompt=PROMPT),
-        GenerationRequest(4, token_ids=tuple(range(100, 130))),
+        GenerationRequest(2, prompt=PROMPT),
+        GenerationRequest(2, token_ids=tuple(range(100, 130))),
     ):
         assert phone.generate(request).text == runtime.generate(request).text
     assert "genie_t2t_run.py" not in {file.name for file in phone.prepare().files}
