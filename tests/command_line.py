@@ -29,8 +29,8 @@ IMPORTED = (
     "buildlib.builder_options", "buildlib.cache.finished_builds", "buildlib.cache.inventory",
     "buildlib.numerics", "buildlib.toolchains.ort_qnn.toolchain", "encodings.idna",
     "harness.cli.device_lease", "harness.cli.progress", "harness.devices.adb.discovery",
-    "harness.virtual_device.device_type", "harness.virtual_device.manager", "rich.markdown",
-    "sqlalchemy.dialects.sqlite", "typer._adapters", "typer.rich_utils",
+    "harness.virtual_device.device_type", "harness.virtual_device.manager", "importlib.readers",
+    "rich.markdown", "sqlalchemy.dialects.sqlite", "typer._adapters", "typer.rich_utils",
 )  # fmt: skip
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.forked_commands"])

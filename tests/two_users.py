@@ -3,19 +3,31 @@
 import os
 import pwd
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.system import IMPORT_PATH, needs, program, python_for_others
+from tests.command_line import Started
+from tests.system import needs, program, python_for_others
 
 ANN, BOB = "daemon", "nobody"
 GROUP = 100
 """Debian's group `users`; a process may have a group without a name."""
 TIMEOUT_S = 120
+
+
+_AS_USER = """
+import os
+os.setgroups({groups})
+os.setgid({gid})
+os.setuid({uid})
+os.umask({umask})
+os.dup2(1, 2)
+"""
+QNNFARM = "import harness.cli.app, sys; sys.argv[0] = 'cli'; harness.cli.app.main()"
+"""A program that is our command line."""
 
 
 @dataclass
@@ -25,7 +37,7 @@ class SharedFolder:
     folder: Path
     ledger: Path
     python: str
-    running: list["subprocess.Popen[str]"] = field(default_factory=list)
+    running: list[Started] = field(default_factory=list)
 
     def command(
         self, user: str, words: Sequence[str], umask: int, groups: Sequence[int]
@@ -49,39 +61,41 @@ class SharedFolder:
             "LOGNAME": "root",
             "QNNFARM_STATE_DIR": str(self.ledger),
             "QNNFARM_POOL": str(self.folder / "pool.yaml"),
-            "PYTHONPATH": IMPORT_PATH,
         }
 
     def start(
         self,
         user: str,
-        *words: str,
+        program: str,
+        *words: str | Path,
         umask: int = 0o077,
         groups: Sequence[int] = (GROUP,),
-    ) -> "subprocess.Popen[str]":
-        """Start a program of Python, or with its arguments, as a user."""
-        process = subprocess.Popen(
-            self.command(user, [self.python, *words], umask, groups),
-            env=self.environment(user),
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+    ) -> Started:
+        """Start a program of Python as a user, whose errors are printed as its answers are."""
+        account = pwd.getpwnam(user)
+        ids = {"uid": account.pw_uid, "gid": account.pw_gid, "groups": list(groups)}
+        become = _AS_USER.format(umask=umask, **ids)
+        process = Started(
+            "-c", become + program, *words, cwd=self.folder, env=self.environment(user)
         )
         self.running.append(process)
         return process
 
     def run(
-        self, user: str, *words: str, umask: int = 0o077, groups: Sequence[int] = (GROUP,)
+        self,
+        user: str,
+        program: str,
+        *words: str | Path,
+        umask: int = 0o077,
+        groups: Sequence[int] = (GROUP,),
     ) -> str:
         """Run one to its end; gives what it printed."""
-        process = self.start(user, *words, umask=umask, groups=groups)
+        process = self.start(user, program, *words, umask=umask, groups=groups)
         return process.communicate(timeout=TIMEOUT_S)[0]
 
     def qnnfarm(self, user: str, *words: str) -> str:
         """Run a command of ours as a user; gives what it printed."""
-        return self.run(user, "-m", "harness.cli", *words)
+        return self.run(user, QNNFARM, *words)
 
 
 @contextmanager
@@ -101,7 +115,6 @@ def shared_folder() -> Iterator[SharedFolder]:
         yield made
     finally:
         for process in made.running:
-            with suppress(ProcessLookupError):
-                process.kill()
+            process.kill()
             process.communicate()
         shutil.rmtree(folder)

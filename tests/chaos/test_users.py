@@ -2,17 +2,19 @@
 
 import random
 import signal
-import subprocess
 import time
 
 import pytest
 
 from tests.campaigns import say
 from tests.chaos.test_chaos import FAULTS, SEED
+from tests.command_line import Started
 from tests.two_users import ANN, BOB, TIMEOUT_S, SharedFolder, shared_folder
 
 _PROGRAM = """
 import os, random, sys, time
+said = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)
+os.dup2(said, 1), os.dup2(said, 2)
 from contextlib import suppress
 from pathlib import Path
 from harness.clock import SystemClock
@@ -59,17 +61,12 @@ def _campaign(shared: SharedFolder, seed: int, faults: int) -> list[str]:
     marks, said = shared.folder / "marks", shared.folder / "said"
     marks.mkdir()
     marks.chmod(0o777)
+    said.touch()
+    said.chmod(0o666)
 
-    def start(user: str) -> "subprocess.Popen[bytes]":
+    def start(user: str) -> Started:
         umask = drawn.choice((0o000, 0o022, 0o077))
-        words = [shared.python, "-c", _PROGRAM, str(marks)]
-        with said.open("ab") as file:
-            return subprocess.Popen(
-                shared.command(user, words, umask, (100,)),
-                env=shared.environment(user),
-                stdout=file,
-                stderr=file,
-            )
+        return shared.start(user, _PROGRAM, marks, said, umask=umask)
 
     running = [(user, start(user)) for user in (ANN, BOB) * 3]
     deadline = time.monotonic() + TIMEOUT_S

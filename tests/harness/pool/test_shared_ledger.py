@@ -23,14 +23,13 @@ from harness.pool.config import QuarantineConfig
 from harness.pool.database import Database
 from harness.pool.ledger import Ledger
 from harness.pool.ledger_file import default_path
-from tests.command_line import qnnfarm
+from tests.command_line import Started, qnnfarm
 from tests.harness.pool.conftest import Bench
-from tests.system import program
+from tests.system import IMPORT_PATH, program
 from tests.two_users import ANN, BOB, GROUP, TIMEOUT_S, SharedFolder, shared_folder
 
 
-def _line(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
+def _line(process: Started) -> str:
     assert select.select([process.stdout], [], [], TIMEOUT_S)[0], "it says nothing"
     return process.stdout.readline().strip()
 
@@ -76,25 +75,25 @@ def _modes(folder: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_a_ledger_is_shared_under_any_umask(shared: SharedFolder, umask: int) -> None:
-    holder = shared.start(ANN, "-c", _HOLD, umask=umask)
+    holder = shared.start(ANN, _HOLD, umask=umask)
     _line(holder)
     assert set(_modes(shared.ledger)) == {"pool.db", "pool.db-wal", "pool.db-shm"}
     assert set(_modes(shared.ledger).values()) == {(0o660, GROUP)}
-    waited = shared.run(BOB, "-c", _WAIT, "0.5", umask=umask)
+    waited = shared.run(BOB, _WAIT, "0.5", umask=umask)
     assert f"bench is held by {ANN}: python (pid " in waited
 
 
 def test_two_users_wait_die_take_over_and_are_named(shared: SharedFolder) -> None:
-    holder = shared.start(ANN, "-c", _HOLD)
+    holder = shared.start(ANN, _HOLD)
     token = int(_line(holder))
     shown = shared.qnnfarm(BOB, "pool", "show")
     assert f"{ANN}: python (pid " in shown
     assert "nightly" in shown
-    waiter = shared.start(BOB, "-c", _WAIT, "60")
+    waiter = shared.start(BOB, _WAIT, "60")
     holder.send_signal(signal.SIGKILL)
     assert _line(waiter) == f"{token + 1} {BOB}"
     assert waiter.wait(TIMEOUT_S) == 0
-    again = shared.start(ANN, "-c", _HOLD)
+    again = shared.start(ANN, _HOLD)
     _line(again)
     assert "released bench" in shared.qnnfarm(BOB, "pool", "release", "bench")
     shared.qnnfarm(ANN, "pool", "drain", "bench", "--reason", "a new battery")
@@ -114,7 +113,7 @@ def test_two_users_wait_die_take_over_and_are_named(shared: SharedFolder) -> Non
 def test_what_is_one_users_does_not_lie_in_the_folder_of_all(
     shared: SharedFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = shared.run(ANN, "-c", "from harness.paths import state_dir; print(state_dir())")
+    shown = shared.run(ANN, "from harness.paths import state_dir; print(state_dir())")
     assert shown.strip() == str(shared.folder / f"home-{ANN}/.local/state/qnnfarm")
     monkeypatch.setenv("QNNFARM_STATE_DIR", str(shared.ledger))
     assert paths.state_dir() != shared.ledger
@@ -142,7 +141,7 @@ def test_a_ledger_of_one_user_becomes_one_of_a_group(shared: SharedFolder) -> No
     account = pwd.getpwnam(ANN)
     os.chown(shared.ledger, account.pw_uid, GROUP)
     shared.ledger.chmod(0o700)
-    holder = shared.start(ANN, "-c", _HOLD, umask=0o022)
+    holder = shared.start(ANN, _HOLD, umask=0o022)
     _line(holder)
     holder.kill()
     holder.wait()
@@ -166,7 +165,7 @@ _OBSTACLES = (
 def test_a_folder_that_cannot_be_shared_is_refused_in_one_line(shared: SharedFolder) -> None:
     for mode, groups, said in _OBSTACLES:
         shared.ledger.chmod(mode)
-        told = shared.run(BOB, "-c", _WAIT, "1", groups=groups).splitlines()[-1]
+        told = shared.run(BOB, _WAIT, "1", groups=groups).splitlines()[-1]
         assert said in told
         assert f"the ledger of leases {shared.ledger}/pool.db cannot be used" in told
         assert list(shared.ledger.iterdir()) == []
@@ -277,13 +276,12 @@ me = this_process()
 print(os.path.exists(f"/proc/{alive}/stat") and os.access(f"/proc/{alive}/stat", os.R_OK))
 print(has_ended(me), *(has_ended(replace(me, pid=p, started=started)) for p in (alive, ended)))
 """
-    holder = shared.start(ANN, "-c", "print(1, flush=True); input()")
-    # `input` ends at once without stdin; what is looked at is a process that sleeps
-    holder.wait()
+    ended = shared.start(ANN, "")
+    ended.wait()
     alive = subprocess.Popen(shared.command(ANN, ["sleep", "600"], 0o077, ()))
     try:
         stat_words = Path(f"/proc/{alive.pid}/stat").read_text().rpartition(")")[2].split()
-        words = [shared.python, "-c", look, str(alive.pid), str(holder.pid), stat_words[19]]
+        words = [shared.python, "-c", look, str(alive.pid), str(ended.pid), stat_words[19]]
         as_bob = shared.command(BOB, words, 0o077, (GROUP,))
         done = subprocess.run(
             [
@@ -291,8 +289,8 @@ print(has_ended(me), *(has_ended(replace(me, pid=p, started=started)) for p in (
                 f'mount -t proc -o hidepid={hidepid} proc /proc && exec "$@"', "sh",
                 *as_bob,
             ],
-            env=shared.environment(BOB), capture_output=True, text=True, timeout=TIMEOUT_S,
-            check=False,
+            env=shared.environment(BOB) | {"PYTHONPATH": IMPORT_PATH},
+            capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
         assert done.stdout.splitlines() == ["False", "False False True"], done.stderr
     finally:
@@ -316,13 +314,13 @@ ledger.record_found("hardware:R5", "phone", "android:R5", Facts())
 print(*sorted(ledger.keys_of(["virtual:alpha", "android:R5"]).values()))
 """
     for user in (ANN, BOB, ANN):
-        found = shared.run(user, "-c", record, f"hardware:of-{user}")
+        found = shared.run(user, record, f"hardware:of-{user}")
         assert found == f"hardware:R5 hardware:of-{user}\n"
 
 
 def test_a_work_root_of_another_user_is_not_taken_from_the_ledger(shared: SharedFolder) -> None:
     """Whoever can change scripts between their check and their run would run them as the holder."""
-    shared.run(BOB, "-c", _WAIT, "60")
+    shared.run(BOB, _WAIT, "60")
     theirs = shared.folder / "theirs"
     own = next((shared.folder / f"home-{BOB}/.cache").rglob("fence.sh")).parents[2]
     shutil.copytree(own, theirs)
@@ -333,6 +331,6 @@ def test_a_work_root_of_another_user_is_not_taken_from_the_ledger(shared: Shared
         (root,) = db.execute("SELECT root FROM pool_devices").fetchone()
         assert Path(root) == own
         db.execute("UPDATE pool_devices SET root = ?", (str(theirs),))
-    assert shared.run(BOB, "-c", _WAIT, "60").split() == ["2", BOB]
+    assert shared.run(BOB, _WAIT, "60").split() == ["2", BOB]
     with closing(sqlite3.connect(shared.ledger / "pool.db")) as db:
         assert db.execute("SELECT root FROM pool_devices").fetchone()[0] == root
