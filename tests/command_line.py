@@ -24,7 +24,7 @@ import harness.cli
 _PROGRAM = str(Path(harness.cli.__file__).with_name("__main__.py"))
 IMPORTED = (
     "harness.cli.app", "harness.plans.plan_run", "buildlib.genai", "reports.page",
-    "reports.html_file", "vl_convert", "pandas", "scipy.stats",
+    "reports.html_file", "vl_convert",
     # What commands import when they need it.
     "buildlib.builder_options", "buildlib.cache.finished_builds", "buildlib.cache.inventory",
     "buildlib.numerics", "buildlib.toolchains.ort_qnn.toolchain", "encodings.idna",
