@@ -245,7 +245,7 @@ def a_model_file(reader: Reader) -> None:
 
 
 @scene("devices.md")
-@scene("virtual-device.md")
+@scene("virtual-device.md", slow=True)
 def own_adb_server(reader: Reader) -> None:
     """A user without devices, whose adb server qnnfarm has started."""
     short = TemporaryDirectory(prefix="q-")  # paths of sockets are
@@ -410,7 +410,7 @@ def a_model(reader: Reader) -> None:
     reader.model("MODEL")
 
 
-@scene("op-packages.md")
+@scene("op-packages.md", slow=True)
 def a_checkout_with_a_compiler(reader: Reader) -> None:
     needs("gcc", "libatomic1")
     (reader.folder / "suites").symlink_to(ROOT / "suites")
