@@ -34,6 +34,7 @@ from suites.models import tiny_llama
 from tests.command_line import IMPORTED, Done, Started
 from tests.conftest import kill_server
 from tests.harness.cli.conftest import Run
+from tests.waiting import wait_for
 from tools.commands import PAGE, page
 
 
@@ -200,7 +201,7 @@ def test_devices_are_started_listed_stopped_and_removed(
         assert found[serial]["emulator"] is True
         assert serial in qnnfarm("devices").stdout
         assert qnnfarm("device", "stop", name).returncode == 0
-        assert serial not in [entry.serial for entry in adb_server.devices()]
+        wait_for(lambda: serial not in [entry.serial for entry in adb_server.devices()])
         listed = {row["name"]: row for row in json.loads(qnnfarm("device", "ls", "--json").stdout)}
         assert listed[name]["state"] == "stopped"
     finally:

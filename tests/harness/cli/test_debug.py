@@ -8,7 +8,7 @@ from harness.exit_codes import BAD, GOOD
 from tests.harness.cli.conftest import Run
 
 WRONG = ": not its accepted rows"
-ASKED = ("--prompt", random_text(0, 6), "--max-tokens", "6")
+ASKED = ("--prompt", random_text(0, 6), "--max-tokens", "4")
 
 
 def test_a_draft_that_is_never_rejected_is_kept_rightly(

@@ -29,24 +29,23 @@ def test_devices_of_every_type(
         server.configure(f"SetEnv ANDROID_ADB_SERVER_PORT={adb_server.address.port}", host="farm")
         server.configure(f"SetEnv ANDROID_ADB_SERVER_PORT={new_port()}", host="idle")
         serial = virtual_device.serial
-        there = (serial, f"{serial}@farm", "linux:board", "local", "virtual:shared")
-        assert qnnfarm("devices", *there, "--json", HOME=str(home)).returncode == 0
-        asked = (*there, "R58@idle", "virtual:nobody")
+        farm, absent = f"{serial}@farm", ("R58@idle", "virtual:nobody")
+        asked = (serial, farm, "linux:board", "local", "virtual:shared", *absent)
         done = qnnfarm("devices", *asked, "--json", HOME=str(home))
         assert done.returncode == 1, done.stderr  # two that were named do not answer
         rows = json.loads(done.stdout)
         assert [row["state"] for row in rows] == [*["device"] * 5, "unreachable", "absent"]
         assert [row["device"] for row in rows] == [
-            f"android:{serial}", f"android:{serial}@farm", "linux:board", "local",
+            f"android:{serial}", f"android:{farm}", "linux:board", "local",
             "virtual:shared", "android:R58@idle", "virtual:nobody",
         ]  # fmt: skip
         assert [row.get("soc") for row in rows[:2]] == ["SM8750", "SM8750"]
-        assert rows[1]["serial"] == f"{serial}@farm"
+        assert rows[1]["serial"] == farm
         assert rows[1]["hexagon"] == "v79"
         assert "adb start-server" in rows[5]["error"]
-        table = qnnfarm("devices", *asked, HOME=str(home))
+        table = qnnfarm("devices", farm, "R58@idle", HOME=str(home))
         assert table.returncode == 1, table.stderr
-        for words in (f"{serial}@farm", "SM8750 v79", "Android", "unreachable", "R58@idle: adb"):
+        for words in (farm, "SM8750 v79", "Android", "unreachable", "R58@idle: adb"):
             assert words in table.stdout
 
 
