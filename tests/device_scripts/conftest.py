@@ -131,14 +131,6 @@ def device(bare_path: tuple[str, Path], tmp_path: Path) -> DeviceShell:
     return DeviceShell(shell, {"PATH": str(tools)}, root)
 
 
-@pytest.fixture
-def bundle(request: pytest.FixtureRequest) -> Path:
-    """A Genie bundle for the emulator: `$QNNFARM_TEST_BUNDLE`, else the project's own small one."""
-    if path := os.environ.get("QNNFARM_TEST_BUNDLE"):
-        return Path(path).resolve()
-    return Path(request.getfixturevalue("tiny_bundle"))
-
-
 @dataclass(frozen=True)
 class Runner:
     """Starts a Python runner as a device would: libGenie by LD_LIBRARY_PATH alone."""
