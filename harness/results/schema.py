@@ -258,7 +258,7 @@ def prepare(connection: Connection, location: str) -> None:
     """Create the tables where there are none, within the connection's transaction."""
     _lock(connection, location)
     if not has_tables(connection, location):
-        metadata.create_all(connection)
+        metadata.create_all(connection, checkfirst=False)
         connection.execute(
             insert(schema_version).values(
                 version=SCHEMA_VERSION,

@@ -162,11 +162,9 @@ class ResultsStore(Closeable):
         __tracebackhide__ = True  # pytest would show the location, and so its password
         database = open_database(location, create=create, busy_timeout_s=busy_timeout_s)
         try:
-            if create:
-                _prepare(database)
-            else:
-                _require_readable(database)
-            _close_ended(location, database)
+            ended = _prepare(database) if create else _require_readable(database)
+            if ended:
+                _interrupt(location, ended)
         except BaseException:
             database.close()
             raise
@@ -535,38 +533,43 @@ def _measurements(connection: Connection, query: Select[Any]) -> Mapping[str, Se
     return by_run
 
 
-def _prepare(database: ResultsDatabase) -> None:
+def _prepare(database: ResultsDatabase) -> list[str]:
+    """Create what is missing; return the running runs of processes that are gone."""
     with database.writing() as connection:
         schema.prepare(connection, database.location)
+        ended = _ended_runs(connection)
     database.use_wal()
+    return ended
 
 
-def _close_ended(location: str | Path, database: ResultsDatabase) -> None:
-    """Mark the running runs of processes that are gone, for hosts that cannot know of these."""
+def _require_readable(database: ResultsDatabase) -> list[str]:
+    """Refuse what holds no results; return the running runs of processes that are gone."""
+    with database.reading() as connection:
+        if schema.has_tables(connection, database.location):
+            return _ended_runs(connection)
+    # On a server, others make the database before we make its tables.
+    if "://" in database.location:
+        raise MissingStoreError(database.location)
+    raise StoreUnavailableError(database.location, "it is empty")
+
+
+def _ended_runs(connection: Connection) -> list[str]:
     table = schema.runs.c
     query = select(table.id, table.writer, table.created_at).where(table.status == "running")
-    with database.reading() as connection:
-        ids = [run_id for run_id, *writer in connection.execute(query) if has_ended(*writer)]
-    if not ids:
-        return
+    return [run_id for run_id, *writer in connection.execute(query) if has_ended(*writer)]
+
+
+def _interrupt(location: str | Path, ids: Sequence[str]) -> None:
+    """Mark running runs whose processes are gone, for hosts that cannot know of these."""
     # Who may not write reads them as interrupted all the same.
     with (
         suppress(StoreError),
         closing(open_database(location, create=True, busy_timeout_s=_CLOSING_S)) as writable,
         writable.writing() as connection,
     ):
+        table = schema.runs.c
         for run_id in ids:  # whose last write may have become visible since
             still_running = (table.id == run_id) & (table.status == "running")
             connection.execute(
                 update(schema.runs).where(still_running).values(status="interrupted")
             )
-
-
-def _require_readable(database: ResultsDatabase) -> None:
-    with database.reading() as connection:
-        is_ours = schema.has_tables(connection, database.location)
-    if not is_ours:
-        # On a server, others make the database before we make its tables.
-        if "://" in database.location:
-            raise MissingStoreError(database.location)
-        raise StoreUnavailableError(database.location, "it is empty")
