@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,23 +15,20 @@ from filelock import FileLock
 from harness.clock import Deadline
 from harness.devices.adb.connection import ServerAddress, ServerUnreachable, query
 from harness.results.store import ResultsStore
+from tests.command_line import Started, qnnfarm
 from tests.suites.user_pytest import PYTHON
 
 pytestmark = [pytest.mark.first, pytest.mark.timeout(3600)]
 
 
-WHOLE = ("-m", "harness.cli")
-OF_ONE_SOC = (
-    "-c",
-    "import suites.demo; suites.demo.SOCS = ('SM8750',); from harness.cli.app import main; main()",
+_OF_ONE_SOC = (
+    "import suites.demo; suites.demo.SOCS = ('SM8750',); from harness.cli.app import main; main()"
 )
 
 
 @contextmanager
-def demo(
-    folder: Path, program: Sequence[str] = WHOLE, **environment: str
-) -> Iterator["subprocess.Popen[str]"]:
-    command = [PYTHON, *program, "demo", "--out", str(folder)]
+def demo(folder: Path, **environment: str) -> Iterator["subprocess.Popen[str]"]:
+    command = [PYTHON, "-m", "harness.cli", "demo", "--out", str(folder)]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -119,23 +116,23 @@ def test_the_demo_does_the_main_job_twice(tmp_path: Path, environment: dict[str,
 def test_a_second_demo_waits_for_nobody(tmp_path: Path, environment: dict[str, str]) -> None:
     state = Path(environment["QNNFARM_STATE_DIR"])
     state.mkdir()
-    with FileLock(state / "demo.lock"), demo(tmp_path / "out", **environment) as process:
-        _, stderr = process.communicate()
-    assert process.returncode == 2
-    assert stderr == "qnnfarm: another demo is running: wait until it is done\n"
+    with FileLock(state / "demo.lock"):
+        done = qnnfarm("demo", "--out", tmp_path / "out", env=os.environ | environment)
+    assert done.returncode == 2
+    assert done.stderr == "qnnfarm: another demo is running: wait until it is done\n"
 
 
 @pytest.mark.needs("libatomic1")
 def test_an_interrupted_demo_kills_what_it_started(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    with demo(tmp_path / "out", OF_ONE_SOC, **environment) as process:
-        assert process.stderr is not None
+    words = ("demo", "--out", tmp_path / "out")
+    with Started("-c", _OF_ONE_SOC, *words, env=os.environ | environment) as process:
         for line in process.stderr:
             if "repetition 1/" in line:
                 process.send_signal(signal.SIGINT)
                 break
-        _, rest = process.communicate()
+        _, rest = process.communicate(timeout=250)
     assert process.returncode == 130, rest
     assert leftovers(environment) == []
     assert not server_runs(environment)
