@@ -59,14 +59,36 @@ def test_a_test_that_fails_alike_on_two_devices_is_told_so(
         assert [member.failures for member in pool.members()] == [(), ()]
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n1"])
+_CRASHES = """
+import os, signal
+
+def test_dies(device):
+    device.shell("sleep 600 > /dev/null 2>&1 < /dev/null & echo $! > $TMPDIR/plugin-pid")
+    device.shell("until grep -q sleep /proc/$(cat $TMPDIR/plugin-pid)/comm; do sleep 0.1; done")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def test_gets_the_same_device(device):
+    gone = "! grep -q sleep /proc/$(cat $TMPDIR/plugin-pid)/comm 2>/dev/null"
+    assert device.shell(gone, check=False).exit_status == 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "crashes"),
+    [(_LOSES, "-n0", 0), (_LOSES + _CRASHES, "-n1", 1)],
+    ids=["alone", "in a worker that dies later"],
+)
 def test_a_lost_device_is_an_error_and_the_next_test_gets_another(
-    farm: Farm, make_virtual_device: MakeDevice, workers: str
+    farm: Farm, make_virtual_device: MakeDevice, text: str, workers: str, crashes: int
 ) -> None:
     names = [make_virtual_device()[0].name for _ in range(2)]
-    text = f"# {workers}\n{_LOSES}"  # so that it is not a test that lost other devices before
     outcome = farm(text, *[f"--device=virtual:{name}" for name in names], "-v", workers)
-    assert outcome.counts() == {"tests": 2, "errors": 1}, outcome.output
+    assert f" {2 if crashes else 1} passed, 1 error in " in outcome.output
+    assert outcome.counts() == {"tests": 2 + 2 * crashes, "errors": 1 + crashes}
+    assert outcome.output.count("] node down: ") == crashes
+    with Pool.of([DeviceSpec("virtual", name) for name in names]) as pool:
+        (left,) = (member for member in pool.members() if member.state is MemberState.READY)
+    assert left.holder == ""
     assert "DEVICE LOST" in outcome.output
     assert "ERROR at call of test_loses_its_device" in outcome.output
     assert "at setup of" not in outcome.output
@@ -244,29 +266,3 @@ def _sleepers(device: Device) -> str:
     lines = device.shell(f"{script} | grep -w $p || true").stdout
     alive = (line for line in lines.splitlines() if "(sleep) Z" not in line)
     return "\n".join(line for line in alive if "(sleep)" in line)
-
-
-_CRASHES = """
-import os, signal
-
-def test_dies(device):
-    device.shell("sleep 600 > /dev/null 2>&1 < /dev/null & echo $! > $TMPDIR/plugin-pid")
-    device.shell("until grep -q sleep /proc/$(cat $TMPDIR/plugin-pid)/comm; do sleep 0.1; done")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def test_gets_the_same_device(device):
-    gone = "! grep -q sleep /proc/$(cat $TMPDIR/plugin-pid)/comm 2>/dev/null"
-    assert device.shell(gone, check=False).exit_status == 0
-"""
-
-
-def test_a_worker_that_dies_leaves_its_device_to_the_next(
-    farm: Farm, make_virtual_device: MakeDevice
-) -> None:
-    name = make_virtual_device()[0].name
-    outcome = farm(_CRASHES, f"--device=virtual:{name}", "-n1")
-    assert "crashed while running 'test_it.py::test_dies'" in outcome.output
-    assert "1 failed, 1 passed" in outcome.output
-    with Pool.of([DeviceSpec("virtual", name)]) as pool:
-        (member,) = pool.members()
-    assert (member.state, member.holder) == (MemberState.READY, "")

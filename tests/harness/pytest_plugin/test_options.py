@@ -44,7 +44,11 @@ def test_a_session_of_only_other_tests_opens_no_pool(project: pytest.Pytester) -
     project.makepyfile("def test_one(): pass")
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "--device", "virtual:none"],
-        cwd=project.path, env={"QNNFARM_STATE_DIR": str(state), "PATH": "/usr/bin:/bin"},
+        cwd=project.path,
+        env={
+            "QNNFARM_STATE_DIR": str(state), "PATH": "/usr/bin:/bin",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout
@@ -200,15 +204,8 @@ def test_another_plugin_with_the_same_option_keeps_it(pytester: pytest.Pytester)
         "    assert read_settings(pytestconfig).devices == ('local',)\n",
     )
     pytester.syspathinsert()
-    result = pytester.runpytest_subprocess(
-        "-p",
-        "other",
-        "-p",
-        "harness.pytest_plugin",
-        "--device",
-        "cuda",
-        "--qnnfarm-device",
-        "local",
+    result = pytester.runpytest_inprocess(
+        "-p", "other", "-p", "harness.pytest_plugin", "--device=cuda", "--qnnfarm-device=local"
     )
     result.assert_outcomes(passed=1)
 
