@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from buildlib.toolchains.qairt.sdk import (
     UTILITY,
     QairtSdk,
 )
+from buildlib.toolchains.qnn.refusal import RefusedError
 
 if TYPE_CHECKING:
     import onnx
@@ -142,15 +143,13 @@ class QairtToolchain:
             arguments += ["--output_dir", str(outputs), "--binary_file", "context"]
             arguments += ["--config_file", str(self._write_config(config, stems, scratch))]
             result = outputs / "context.bin"
-            self._run(
-                GENERATOR,
-                binary,
-                result,
-                arguments,
-                lambda: self._fault(result, config, stems),
-            )
+            log = self._run(GENERATOR, binary, result, arguments)
+            try:
+                info = self._checked(result, config, stems)
+            except RefusedError as error:
+                raise ToolchainError(GENERATOR, str(binary), str(error), 0, (), str(log)) from error
             result.replace(unfinished)
-        return self.inspect(binary)
+        return info
 
     def inspect(self, binary: Path) -> BinaryInfo:
         """Describe a context binary, by PyPI's reader."""
@@ -191,22 +190,23 @@ class QairtToolchain:
         outer.write_text(json.dumps({"backend_extensions": values}, indent=2), encoding="utf-8")
         return outer
 
-    def _fault(self, path: Path, config: CompileConfig, names: Sequence[str]) -> str:
-        """Return the fault of a context binary; empty if it is as `config` says."""
+    def _checked(self, path: Path, config: CompileConfig, names: Sequence[str]) -> BinaryInfo:
+        """Describe a context binary, which is refused if it is not as `config` says."""
         try:
             info = self.inspect(path)
         except InputFileError as error:
-            return f"what release {self.sdk.version} wrote is not read here: {error.reason}"
-        graph_names = sorted(graph.name for graph in info.graphs)
-        if graph_names != sorted(names):
-            return f"its graphs are {', '.join(graph_names)}, and not {', '.join(sorted(names))}"
-        if info.soc_model != config.target.soc.soc_model:
-            return f"it is for soc_model {info.soc_model}, and not {config.target.soc.soc_model}"
+            reason = f"what release {self.sdk.version} wrote is not read here: {error.reason}"
+            raise RefusedError(reason) from error
+        found, wanted = (", ".join(sorted(some)) for some in ((g.name for g in info.graphs), names))
+        if found != wanted:
+            raise RefusedError(f"its graphs are {found}, and not {wanted}")
+        if (soc_model := config.target.soc.soc_model) != info.soc_model:
+            raise RefusedError(f"it is for soc_model {info.soc_model}, and not {soc_model}")
         for graph in info.graphs:
             vtcm_mb = config.graph(graph.name).vtcm_size_in_mb
             if graph.vtcm_mb != vtcm_mb:
-                return f"{graph.name} has {graph.vtcm_mb} MiB of VTCM, and not {vtcm_mb}"
-        return ""
+                raise RefusedError(f"{graph.name} has {graph.vtcm_mb} MiB of VTCM, not {vtcm_mb}")
+        return info
 
     def help(self, name: str) -> str:
         """Return the `--help` of a program, which proves that it starts here."""
@@ -215,26 +215,18 @@ class QairtToolchain:
             call = self._program(name, self.sdk.program(name), path, ("--help",), _HELP_TIMEOUT_S)
             return run_program(call, path).read_text(encoding="utf-8", errors="replace")
 
-    def _run(
-        self,
-        name: str,
-        subject: Path,
-        made: Path,
-        arguments: Sequence[str],
-        find_fault: Callable[[], str] | None = None,
-    ) -> None:
-        """Run a program, which must make a file without a fault, and keep its log."""
+    def _run(self, name: str, subject: Path, made: Path, arguments: Sequence[str]) -> Path:
+        """Run a program, which must make a file, and return its log."""
         program = self._program(name, subject, made.parent, arguments, _TIMEOUTS_S[name])
         log = run_program(program, self.log_dir)
-        fault = f"it ended well and did not write {made.name}"
-        if made.is_file():
-            fault = find_fault() if find_fault else ""
-        if fault:
-            raise ToolchainError(name, str(subject), fault, 0, (), str(log))
+        if not made.is_file():
+            reason = f"it ended well and did not write {made.name}"
+            raise ToolchainError(name, str(subject), reason, 0, (), str(log))
         if self.log_dir is None and name == UTILITY:
             log.unlink()
         elif self.log_dir is None:
-            shutil.move(log, subject.absolute().with_name(f"{subject.stem}.{name}.log"))
+            log = Path(shutil.move(log, subject.absolute().with_name(f"{subject.stem}.{name}.log")))
+        return log
 
     def _program(
         self, name: str, subject: Path, folder: Path, arguments: Sequence[str], timeout_s: float
