@@ -30,7 +30,7 @@ from buildlib.numerics.verifier import (
 from buildlib.passes.arcl import convert_arcl
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
-FEW = VerifyOptions(max_positions=11, continuation=3, n_threads=1)
+FEW = VerifyOptions(max_positions=6, continuation=1, n_threads=1)
 SHAPE = GraphShape(4, 16)
 
 
@@ -39,7 +39,7 @@ def test_an_import_computes_what_the_export_does(name: str, tmp_path: Path) -> N
     report = verify_outputs(imported_models(EXPORTS / name, tmp_path), options=FEW)
     assert report.passed, report.failures
     assert [one.stage for one in report.comparisons] == ["import", "arcl"]
-    assert report.comparisons[0].positions == 11
+    assert report.comparisons[0].positions == 6
     assert 0 < report.comparisons[0].max_rel_diff < 1e-5  # run, not copied
 
 

@@ -59,7 +59,7 @@ def test_every_kind_of_attention_computes_the_same(kind: Kind, tmp_path: Path) -
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     kind=st.builds(

@@ -1,11 +1,10 @@
 """No pass reads, copies or rewrites weights, which may exceed memory and disk."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.buildlib.passes.decoders import Kind, make_decoder
+from tests.command_line import Started
 
 _SCRIPT = """
 import json, sys
@@ -35,12 +34,8 @@ def test_more_weights_than_memory_and_disk_hold_are_neither_read_nor_copied(tmp_
     model = make_decoder(tmp_path / "in", kind, sparse=True)
     weights = model.parent / "weights.bin"
     assert weights.stat().st_size > 1 << 38
-    run = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(model), str(tmp_path / "out")],
-        capture_output=True, text=True, check=True, timeout=120,
-        cwd=Path(__file__).parents[3],
-    )  # fmt: skip
-    said = json.loads(run.stdout)
+    with Started("-c", _SCRIPT, model, tmp_path / "out") as run:
+        said = json.loads(run.communicate(timeout=120)[0])
     assert not said["mapped"]
     assert said["read"] < 64 << 20  # the models themselves, and modules imported late
     assert weights.stat().st_blocks * 512 < 1 << 20  # still a hole: nothing was written to it
