@@ -33,6 +33,15 @@ until [ -e down ]; do "$@"; sleep 0.5; done
 exec sleep infinity
 """
 """Init of a host, which starts its worker again, as systemd would, until it is taken down."""
+_FORKED = """
+import os, sys, harness.cli.app
+os.setsid()
+log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.dup2(log, 1), os.dup2(log, 2)
+sys.argv[0] = "cli"
+harness.cli.app.main()
+"""
+"""A command of a session of its own, as a service is."""
 
 
 @dataclass
@@ -50,7 +59,7 @@ class Host:
     port: int
     boots: bool = False
     dead_after_s: float = DEAD_AFTER_S
-    process: "subprocess.Popen[bytes] | None" = None
+    process: "subprocess.Popen[bytes] | Started | None" = None
 
     def start(self, *, wait: bool = True) -> None:
         """Start its worker, and wait until it serves."""
@@ -58,21 +67,22 @@ class Host:
         (self.folder / "pool.yaml").write_text(POOL.format(host=self.name))
         state = {"QNNFARM_STATE_DIR": str(self.folder), "ANDROID_ADB_SERVER_PORT": str(self.port)}
         before = self.log.count("serves 2 devices")
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*(self._boot() if self.boots else ()), *self._worker()],
-                cwd=self.folder,
-                env=os.environ | state,
-                stderr=log,
-                stdout=log,
-                start_new_session=True,
-            )
+        environment = os.environ | state
+        if not self.boots:
+            self.process = Started("-c", _FORKED, *self._worker(), cwd=self.folder, env=environment)
+        else:
+            command = [*self._boot(), sys.executable, "-m", "harness.cli", *self._worker()]
+            with (self.folder / "log").open("ab") as log:
+                self.process = subprocess.Popen(
+                    command, cwd=self.folder, env=environment, stderr=log, stdout=log,
+                    start_new_session=True,
+                )  # fmt: skip
         if wait:
             wait_for(lambda: self.log.count("serves 2 devices") > before, lambda: self.log)
 
     def _worker(self) -> list[str]:
         arguments = ["--db", self.url, "--pool", "pool.yaml", "--dead-after"]
-        return [sys.executable, "-m", "harness.cli", "worker", *arguments, f"{self.dead_after_s}"]
+        return ["worker", *arguments, f"{self.dead_after_s}"]
 
     def _boot(self) -> list[str]:
         (self.folder / "boot").write_text(f"{uuid.uuid4()}\n")
@@ -104,7 +114,7 @@ class Host:
         """Return the worker of a host that boots, unless it is starting again."""
         for one in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if one.cmdline()[1:4] == self._worker()[1:4]:
+                if one.cmdline()[1:4] == ["-m", "harness.cli", "worker"]:
                     return one
         return None
 
@@ -125,7 +135,7 @@ class Host:
         """End the worker in order."""
         if self.process is None:
             return None
-        self.process.terminate()
+        self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
 

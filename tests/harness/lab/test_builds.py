@@ -221,8 +221,9 @@ def test_failed_build_is_told_with_its_host_and_reason(
     lab.submit(build)
     with pytest.raises(WrongUseError, match=r"\Aboard: cannot calibrate: "):
         lab.follow(build, tmp_path / "out", lambda _: None)
-    assert lab.submit(build), "what failed is tried again"
     assert "is failed: cannot calibrate" in lines[-1]
+    assert lab.submit(build), "what failed is tried again"
+    assert lab.cancel(build) == 1
 
 
 def test_failed_verification_is_told_to_whoever_asked_for_the_build(
