@@ -19,7 +19,7 @@ from buildlib.paths import path_below
 from harness.devices.devices import Devices
 from harness.errors import WrongUseError
 from harness.lab import content
-from harness.lab.builds import TASK, Builder, BuildJob, LabBuilds, open_lab_builds
+from harness.lab.builds import TASK, Builder, BuildJob, LabBuilds
 from harness.lab.content import HostFiles, own_address
 from harness.lab.jobs import CellEnd, LabJobs
 from harness.lab.worker import work
@@ -109,10 +109,14 @@ def statuses(server: PostgresqlServer) -> Counter[object]:
     return Counter(status for (status,) in rows)
 
 
-def test_checkpoint_travels_to_a_worker_and_the_container_back(
-    lab: LabBuilds, start: Start, tmp_path: Path, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+def test_checkpoint_travels_to_a_worker_and_containers_of_a_plan_back_once(
+    lab: LabBuilds,
+    start: Start,
+    server: PostgresqlServer,
+    tmp_path: Path,
+    tiny_bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    build = build_of(model_in(tmp_path / "origin"))
     others = str(tmp_path / "origin"), str(tmp_path / "worker" / "lab" / "build_")
     have = content._have
 
@@ -121,16 +125,28 @@ def test_checkpoint_travels_to_a_worker_and_the_container_back(
         return not any(str(p).startswith(others) for p in files) and have(files)
 
     monkeypatch.setattr(content, "_have", have_own)
+    how: dict[str, object] = {
+        "model": str(model_in(tmp_path / "origin")), "target": "SM8750:emulator", "ar": [1, 32],
+        "cl": 192, "splits": 2,
+    }  # fmt: skip
+    broken = how | {"options": {"no.such.option": 1}}
+    entries = [{"path": "broken", "build": broken}, {"path": "head", "build": how}]
+    work = [{"kind": "command", "command": ["true"]}]
+    plan = Plan.model_validate({"name": "lab", "workloads": work, "containers": entries})
     start(GIB)
-    assert lab.submit(build)
-    words: list[str] = []
-    container, built = lab.follow(build, tmp_path / "tiny", words.append)
-    assert contents(container.path) == contents(tiny_bundle)
-    assert container.path == tmp_path / "tiny"
-    assert built.host == "board"
-    assert any(word.startswith("board: ") for word in words)
-    assert not lab.submit(build), "it is done"
-    assert lab.jobs.live(build.id) == {}
+    lines: list[str] = []
+
+    def build() -> tuple[ContainerBuild, ...]:
+        return lab.build_all(plan, tmp_path / "plan.yaml", "board", lines.append)
+
+    failed, head = build()
+    assert "no.such.option" in failed.error
+    assert (head.error, head.replaced) == ("", True)
+    assert contents(tmp_path / "head") == contents(tiny_bundle)
+    assert any("board: " in line for line in lines)
+    _, again = build()
+    assert (again.sha256, again.replaced, again.stages_run) == (head.sha256, False, 0)
+    assert statuses(server) == {"succeeded": 1}
 
 
 @pytest.mark.slow
@@ -158,33 +174,6 @@ def test_builds_share_the_memory_of_a_worker_and_too_large_ones_wait(
     assert lab.cancel(builds["large"]) == 1
     with pytest.raises(WrongUseError, match="cancelled"):
         lab.follow(builds["large"], tmp_path / "out", lambda _: None)
-
-
-def test_containers_of_a_plan_are_built_once_and_a_broken_one_keeps_none_from_it(
-    start: Start, server: PostgresqlServer, tmp_path: Path, tiny_bundle: Path
-) -> None:
-    how: dict[str, object] = {
-        "model": str(model_in(tmp_path)), "target": "SM8750:emulator", "ar": [1, 32], "cl": 192,
-        "splits": 2,
-    }  # fmt: skip
-    broken = how | {"options": {"no.such.option": 1}}
-    entries = [{"path": "broken", "build": broken}, {"path": "head", "build": how}]
-    work = [{"kind": "command", "command": ["true"]}]
-    plan = Plan.model_validate({"name": "lab", "workloads": work, "containers": entries})
-    start(GIB)
-
-    def build() -> tuple[ContainerBuild, ...]:
-        file, lines = tmp_path / "plan.yaml", list[str]()
-        with open_lab_builds(server.url("lab")) as in_lab:
-            return in_lab.build_all(plan, file, "board", lines.append)
-
-    failed, head = build()
-    assert "no.such.option" in failed.error
-    assert (head.error, head.replaced) == ("", True)
-    assert contents(tmp_path / "head") == contents(tiny_bundle)
-    _, again = build()
-    assert (again.sha256, again.replaced, again.stages_run) == (head.sha256, False, 0)
-    assert statuses(server) == {"succeeded": 1}
 
 
 def test_hostile_jobs_fail_and_write_nothing(
