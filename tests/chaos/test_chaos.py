@@ -91,7 +91,8 @@ def test_a_few_faults(tmp_path: Path, build_cache: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("QNNFARM_CHAOS_PATIENCE", "8")  # beside other tests, on any machine
     slowest_first = sorted(range(300), key=lambda n: (-draw(1, n).actors, -draw(1, n).calm_s))
     quickest = {draw(1, n).scene: n for n in slowest_first}  # of each scene
-    del quickest["genie"]  # which builds a container
+    for scene in ("genie", "ledgers", "hang"):  # one builds a container; the others vary two
+        del quickest[scene]
     assert any("release" in str(draw(1, n).acts) for n in quickest.values())
     verdicts = campaign(1, build_cache).run(tmp_path, quickest.values())
     assert {one["scene"] for one in verdicts} == quickest.keys()
