@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -214,12 +212,10 @@ with Journal(path) as journal:
 def test_a_line_that_the_disk_cut_off_stays_the_last(tmp_path: Path) -> None:
     """Else it would damage the next, and with it the journal, for all runs to come."""
     path = tmp_path / "j.jsonl"
-    done = subprocess.run(
-        [sys.executable, "-c", _FULL_DISK, str(path)],
-        check=True, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3],
-    )  # fmt: skip
-    assert len(done.stdout.splitlines()) == 2
-    assert "File too large" in done.stdout
+    with Started("-c", _FULL_DISK, path) as process:
+        said, _ = process.communicate(timeout=60)
+    assert len(said.splitlines()) == 2
+    assert "File too large" in said
     assert not path.read_bytes().endswith(b"\n")
     with begun(path, TWO) as journal:
         assert journal.lost() == {"a" * 64}
