@@ -279,7 +279,10 @@ def test_a_good_lease_ends_a_row_of_failures(bench: Bench) -> None:
     assert bench.state("a") == "ready"
 
 
-def test_quarantine_keeps_a_device_out_for_longer_each_time_it_returns(bench: Bench) -> None:
+def test_quarantine_keeps_a_device_out_for_longer_each_time_it_returns(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.pool.evidence._MEMORY", 20)
     bench.add("a")
     for wait_s in (60, 120, 240):
         for _ in range(3):
@@ -290,7 +293,7 @@ def test_quarantine_keeps_a_device_out_for_longer_each_time_it_returns(bench: Be
         bench.clock.time += 2
         assert bench.ledger.due_repairs() == ["a"]
         bench.repair("a", Event.PASSED)
-    for _ in range(100):  # it has been good for long
+    for _ in range(20):  # it has been good for long
         bench.ledger.release(bench.lease(1, "a"), ["a"], used=["a"])
     for _ in range(3):
         bench.fail("a", BAD_RUN)

@@ -55,7 +55,7 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
         return version
 
     monkeypatch.setattr(databases[0], "wait", wait)
-    end = clock.time + 20.0
+    end = clock.time + 8.0
     context = PoolContext(
         PoolConfig(),
         clock,
