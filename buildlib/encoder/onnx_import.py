@@ -172,7 +172,7 @@ class _Importer:
         return ModelFileError(self.path, reason)
 
     def constant(self, name: str, values: object, dtype: type = np.float32) -> ir.Value:
-        value = tensor_value(ir.tensor(np.asarray(values, dtype), name=name), name)
+        value = tensor_value(ir.Tensor(np.asarray(values, dtype), name=name), name)
         self.graph.register_initializer(value)
         return value
 
@@ -353,7 +353,7 @@ class _Importer:
         for value in self.graph.initializers.values():
             number = self._number([value]) if value.dtype == ir.DataType.FLOAT else None
             if number is not None and number < _MINUS_INFINITY and value.shape is not None:
-                value.const_value = ir.tensor(np.full(value.shape.numpy(), MASKED, np.float32))
+                value.const_value = ir.Tensor(np.full(value.shape.numpy(), MASKED, np.float32))
 
     def fuse_gelu(self) -> None:
         """Replace `x * 0.5 * (1 + erf(x / sqrt(2)))`, in any order, by Gelu."""

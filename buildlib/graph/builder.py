@@ -60,7 +60,7 @@ class GraphBuilder:
 
     def constant(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
         """Add a small initializer inside the model file, or return the one of that name."""
-        return self._initializer(name, ir.tensor(array, name=name))
+        return self._initializer(name, ir.Tensor(array, name=name))
 
     def ints(self, *numbers: int) -> list[ir.Value]:
         """Add int64 initializers of one number each, such as the bounds of a Slice."""

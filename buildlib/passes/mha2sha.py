@@ -218,7 +218,7 @@ class HeadSplitter:
         return self.graph.initializers[name]
 
     def _register(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
-        value = tensor_value(ir.tensor(array, name=name), name)
+        value = tensor_value(ir.Tensor(array, name=name), name)
         self.graph.register_initializer(value)
         return value
 

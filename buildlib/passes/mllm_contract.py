@@ -178,5 +178,5 @@ def _rounded_down(values: Floats, encoding: Encoding) -> Floats:
 
 
 def _constant(graph: ir.Graph, name: str, array: npt.NDArray[np.int64] | Floats) -> ir.Value:
-    graph.initializers[name] = tensor_value(ir.tensor(array, name=name), name)
+    graph.initializers[name] = tensor_value(ir.Tensor(array, name=name), name)
     return graph.initializers[name]

@@ -265,7 +265,7 @@ class QdqRewriter:
         integers = self._initializer(f"{label}_block_scale", scales)
         channels = Grid(np.dtype(np.uint8), grid.scale, (0,) * len(grid.scale))
         scale = self._dequantize(integers, channels, f"{label}_scale", axis)
-        zeros = ir.tensor(np.zeros(scales.shape.numpy(), grid.dtype), name=f"{label}_zero_point")
+        zeros = ir.Tensor(np.zeros(scales.shape.numpy(), grid.dtype), name=f"{label}_zero_point")
         zero = self._initializer(f"{label}_zero_point", zeros)
         output = ir.val(f"{label}_dq", _FLOAT, stored.shape)
         attributes = {"axis": 1 - axis, "block_size": grid.block_size or 1}
@@ -315,8 +315,8 @@ class QdqRewriter:
             scale = np.array(grid.scale, np.float32).reshape(shape)
             zero = np.array(grid.zero_point).astype(grid.dtype).reshape(shape)
             scale_name, zero_name = f"grid_{number}_scale", f"grid_{number}_zero_point"
-            self.converted[key] = self._initializer(scale_name, ir.tensor(scale, name=scale_name))
-            self._initializer(zero_name, ir.tensor(zero, name=zero_name))
+            self.converted[key] = self._initializer(scale_name, ir.Tensor(scale, name=scale_name))
+            self._initializer(zero_name, ir.Tensor(zero, name=zero_name))
         scale_value = self.converted[key]
         zero_name = str(scale_value.name).removesuffix("scale") + "zero_point"
         return [scale_value, self.graph.initializers[zero_name]]
