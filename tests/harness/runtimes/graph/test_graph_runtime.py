@@ -97,7 +97,7 @@ def test_context_lengths_host_tables_and_adapters(
     prompts = [tuple(range(3, 3 + length)) for length in (1, 16, 45)]
     with both(virtual_device, container) as (genie, graph):
         for prompt in prompts:
-            asked = GenerationRequest(12, token_ids=prompt)
+            asked = GenerationRequest(4, token_ids=prompt)
             assert graph.generate(asked).token_ids == genie.generate(asked).token_ids
 
 
