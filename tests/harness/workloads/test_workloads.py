@@ -37,10 +37,12 @@ GROUP = "a" * 32
 TALK = (("In the beginning", "And God said"), ("Moses",))
 
 
-@pytest.fixture
-def session(virtual_device: Device, small_bundle: Path, tmp_path: Path) -> Iterator[Session]:
-    (tmp_path / "text.txt").write_text(TEXT)
-    options = SessionOptions(folder=tmp_path)
+@pytest.fixture(scope="module")
+def session(
+    virtual_device: Device, small_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Session]:
+    options = SessionOptions(folder=tmp_path_factory.mktemp("texts"))
+    (options.folder / "text.txt").write_text(TEXT)
     with Session(virtual_device, open_model(small_bundle), options) as opened:
         yield opened
 
