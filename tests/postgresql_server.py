@@ -107,16 +107,17 @@ class PostgresqlServer:
 
         A new one takes four times as long, and the first to connect to it as long again.
         """
-        self._tell(
-            sql.SQL(
-                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = {}"
-            ).format(sql.Literal(database)),
-            sql.SQL("ALTER DATABASE {} RESET ALL").format(sql.Identifier(database)),
-        )
         with contextlib.closing(self.connect(database)) as connection:
             connection.execute(
-                "DROP SCHEMA public CASCADE; CREATE SCHEMA public; "
-                "GRANT USAGE ON SCHEMA public TO PUBLIC"
+                "SET default_transaction_read_only = off; SET lock_timeout = 0; "
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            connection.execute(
+                sql.SQL(
+                    "ALTER DATABASE {} RESET ALL; DROP SCHEMA public CASCADE; "
+                    "CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO PUBLIC"
+                ).format(sql.Identifier(database))
             )
 
     def _tell(self, *statements: sql.Composed) -> None:

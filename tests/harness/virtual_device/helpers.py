@@ -50,8 +50,8 @@ class Worker:
         return (self._stat().cpu_s - before) / (time.monotonic() - began)
 
     def is_stopped(self) -> bool:
-        """Return whether it is stopped at one of many moments of half a second."""
-        for _ in range(100):
+        """Return whether it is stopped at one of many moments of a fifth of a second."""
+        for _ in range(40):
             if self._stat().state == "T":
                 return True
             time.sleep(0.005)

@@ -169,13 +169,13 @@ class MadeUp:
 
 def test_a_slower_container_is_one_alert(tmp_path: Path) -> None:
     steps = MadeUp(tmp_path / "results.db", seed=1, loss=0.1)
-    nights = Nights(tmp_path, steps, range(SLOWER_FROM - 6, SLOWER_FROM + 4))
+    nights = Nights(tmp_path, steps, range(SLOWER_FROM - 3, SLOWER_FROM + 3))
     found = nights.run()
     nights.check(found, latest=SLOWER_FROM + 2)
     ((_, notification),) = nights.sent
     assert " of head: Llama-3.2-1B W8A16" in notification.text
     changed = [night.name for night in found if any(each.changed for each in night.containers)]
-    assert changed == [found[0].name, found[6].name]
+    assert changed == [found[0].name, found[3].name]
     page = (tmp_path / "nights" / "index.html").read_text()
     told_on = nights.nights.index(nights.sent[0][0])
     assert page.count("<b>new:</b>") == len(found[told_on].regressions)
@@ -183,7 +183,7 @@ def test_a_slower_container_is_one_alert(tmp_path: Path) -> None:
 
 def test_nights_of_noise_are_quiet(tmp_path: Path) -> None:
     steps = MadeUp(tmp_path / "results.db", seed=4, loss=0.0)
-    nights = Nights(tmp_path, steps, range(NIGHTS - 7, NIGHTS + 1))
+    nights = Nights(tmp_path, steps, range(NIGHTS - 3, NIGHTS + 1))
     assert {night.verdict for night in nights.run()} == {"good"}
     assert nights.sent == []
 
