@@ -1,6 +1,7 @@
 """`qnnfarm conformance` by a stand-in SDK on a virtual device, and checks that are refuted."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,13 @@ pytestmark = pytest.mark.first
 
 
 @pytest.fixture(scope="module")
+def model(one_layer: Path, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of one layer, with text to calibrate on and to score."""
+    folder = shutil.copytree(one_layer, tmp_path_factory.mktemp("conformance") / "model")
+    return Path(shutil.copytree(small_model / "text", folder / "text")).parent
+
+
+@pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the reports, with the stages that do not depend on an SDK."""
     return tmp_path_factory.mktemp("out")
@@ -26,11 +34,11 @@ FEW = ("--prompts", "1", "--max-tokens", "3", "--ar", "8", "--cl", "48", "--json
 
 
 def test_a_stand_in_of_the_sdk_and_a_virtual_device_conform(
-    qnnfarm: Run, virtual_device: Device, small_model: Path, out: Path, tmp_path: Path
+    qnnfarm: Run, virtual_device: Device, model: Path, out: Path, tmp_path: Path
 ) -> None:
     sdk = make_sdk(tmp_path / "2.39.0.250926")
     by = ("--toolchain", "qairt", "--qairt-sdk", sdk, "--device", "virtual:shared")
-    done = qnnfarm("conformance", small_model, *by, *FEW, "--out", out)
+    done = qnnfarm("conformance", model, *by, *FEW, "--out", out)
     assert done.returncode == 0, done.stderr + done.stdout
     report = json.loads((out / "conformance.json").read_text())
     assert report == json.loads(done.stdout)
@@ -47,12 +55,12 @@ def test_a_stand_in_of_the_sdk_and_a_virtual_device_conform(
 
 
 def test_a_build_that_fails_is_reported(
-    qnnfarm: Run, small_model: Path, out: Path, tmp_path: Path
+    qnnfarm: Run, model: Path, out: Path, tmp_path: Path
 ) -> None:
     sdk = make_sdk(tmp_path / "sdk", "2.40.0.251030")
     (sdk / "bin" / "x86_64-linux-clang" / "qairt-converter").write_text("#!/bin/sh\nexit 7\n")
     by = ("--toolchain", "qairt", "--qairt-sdk", sdk, "--out", out)
-    done = qnnfarm("conformance", small_model, *by, *FEW)
+    done = qnnfarm("conformance", model, *by, *FEW)
     assert done.returncode == 1, done.stderr
     (build, *others) = json.loads((out / "conformance.json").read_text())["checks"]
     assert (build["subject"], build["mark"]) == ("build", "failed")
