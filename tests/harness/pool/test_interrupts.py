@@ -34,7 +34,7 @@ _OUTSIDE = (
     harness.pool.lease,
 )
 """Code that does not run within a transaction: an end in the middle of one undoes it, whole."""
-_STEP = 1 if os.environ.get("CI") else 9
+_STEP = 1 if os.environ.get("CI") else 17
 """Elsewhere each run takes another ninth of the hundreds of lines of a request."""
 
 

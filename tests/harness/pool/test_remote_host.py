@@ -59,9 +59,8 @@ def lab(
     kill_server(address)
 
 
-@pytest.mark.parametrize("hosts", ["{}", "{farm: {adb_server_ours: true}}"])
-def test_the_same_server_is_asked_for_devices_and_used_for_them(lab: Lab, hosts: str) -> None:
-    opener = lab.opener(hosts)
+def test_the_same_server_is_asked_for_devices_and_used_for_them(lab: Lab) -> None:
+    opener = lab.opener()
     try:
         (spec,) = opener.discover(DeviceEntry(discover="adb", host="farm"))
         assert spec == DeviceSpec("android", f"{lab.serial}@farm")
