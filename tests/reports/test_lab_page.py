@@ -2,9 +2,8 @@
 
 import http.client
 import json
+import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
@@ -300,17 +299,11 @@ def test_what_is_no_browser_is_of_no_other_site() -> None:
     assert not is_same_origin(connection(host="lab:8484", origin="http://lab:9000"))
 
 
-def serve_command(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "harness.cli", "serve", *arguments]
-    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
-
-
 def test_command_serves_a_socket_for_a_proxy(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "lab.sock"
-    arguments = ["--unix-socket", str(path), "--proxy-user", "X-Remote-User"]
-    with serve_command(folder, *arguments) as server:
+    arguments = ("--unix-socket", path, "--proxy-user", "X-Remote-User")
+    with command_line.Started("serve", *arguments, cwd=folder) as server:
         try:
-            assert server.stderr is not None
             assert f"serving {path}" in server.stderr.readline()
             assert path.stat().st_mode & 0o007 == 0
             with socket.socket(socket.AF_UNIX) as opened:
@@ -322,7 +315,7 @@ def test_command_serves_a_socket_for_a_proxy(folder: Path, tmp_path: Path) -> No
                 with opened.makefile("rb") as answer:
                     assert answer.readline() == b"HTTP/1.1 409 Conflict\r\n"
         finally:
-            server.terminate()
+            server.send_signal(signal.SIGTERM)
             assert server.wait(30) == 130
     assert not path.exists()
 

@@ -236,7 +236,7 @@ def goes(run: Run, runs: Sequence[Run]) -> bool:
 
 
 @settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(drawn=RUNS)
 def test_what_stays_is_read_and_reported_as_if_nothing_else_had_been(
