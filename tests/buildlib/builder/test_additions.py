@@ -39,15 +39,21 @@ def test_adapters_are_inputs_of_the_graphs_and_files_of_the_container(
 ) -> None:
     builder = decoding(one_layer, tiny_text, build_cache)
     modules = {"self_attn.q_proj": (40, 24), "self_attn.v_proj": (40, 12)}
-    adapter = make_adapter(tmp_path / "adapters" / "one", modules, layers=1)
-    builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=adapter)
-    container = check_floats(builder)
+    make_adapter(tmp_path / "adapters" / "mild", modules, layers=1)
+    modules = {"self_attn.q_proj": (40, 24), "mlp.up_proj": (40, 72)}
+    make_adapter(tmp_path / "adapters" / "strong", modules, layers=1, rank=1, strength=32.0)
+    builder.lora_config = LoraBuilderInputConfig.create(
+        lora_config_path=tmp_path / "adapters", quant_updatable_mode="adapter_only"
+    )
+    with pytest.warns(ModelWarning, match=r"adapter strong leaves .* clipped: build with"):
+        container = check_floats(builder)
+    assert container.metadata.model.quantization[CLIPPED_ADAPTERS] == "strong"
     assert container.metadata.graphs.splits == 3  # embedding and head apart
     lora = container.genie_config.dialog.target_engine.model.lora
     assert lora is not None
-    assert [a.path for a in lora.adapters] == ["lora/one"]
+    assert [a.path for a in lora.adapters] == ["lora/mild", "lora/strong"]
     kinds = {name: record.kind for name, record in container.metadata.files.items()}
-    assert any(name.startswith("lora/one/") and kinds[name] == "lora" for name in kinds)
+    assert any(name.startswith("lora/mild/") and kinds[name] == "lora" for name in kinds)
 
 
 def test_adapters_that_do_not_fit_are_refused_before_the_first_stage(
@@ -68,25 +74,6 @@ def test_adapters_that_do_not_fit_are_refused_before_the_first_stage(
     (fitting / "adapter_model.safetensors").write_bytes(b"")
     with pytest.raises(ModelFileError, match="adapter_model"):
         builder.plan()
-
-
-@pytest.mark.needs("libatomic1")
-def test_an_adapter_that_leaves_the_ranges_is_told_and_recorded(
-    one_layer: Path,
-    tiny_text: str,
-    make_adapter: Callable[..., Path],
-    build_cache: Path,
-    tmp_path: Path,
-) -> None:
-    builder = decoding(one_layer, tiny_text, build_cache)
-    modules = {"self_attn.q_proj": (40, 24), "mlp.up_proj": (40, 72)}
-    adapter = make_adapter(tmp_path / "strong", modules, layers=1, rank=1, strength=32.0)
-    builder.lora_config = LoraBuilderInputConfig.create(
-        lora_config_path=adapter, quant_updatable_mode="adapter_only"
-    )
-    with pytest.warns(ModelWarning, match=r"adapter strong leaves .* clipped: build with"):
-        container = builder.build()
-    assert container.metadata.model.quantization[CLIPPED_ADAPTERS] == "strong"
 
 
 @pytest.mark.needs("libatomic1")
