@@ -36,12 +36,13 @@ def after(operation: str, do: Callable[[], object]) -> Callable[[StageRecord], N
 
 
 @pytest.fixture(scope="module")
-def clean(one_layer_export: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def clean(
+    one_layer_export: Path, build_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> str:
     """SHA-256 of the container that nobody disturbs."""
     needs("libatomic1")
-    folder = tmp_path_factory.mktemp("clean")
-    model = Path(shutil.copytree(one_layer_export, folder / "model"))
-    return small_builder(model, folder / "cache").build().metadata.container_sha256
+    model = Path(shutil.copytree(one_layer_export, tmp_path_factory.mktemp("clean") / "model"))
+    return small_builder(model, build_cache).build().metadata.container_sha256
 
 
 @pytest.mark.parametrize("operation", ["import", "transform"])

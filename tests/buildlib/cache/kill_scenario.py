@@ -1,8 +1,9 @@
-"""Builds that are killed, run as a script: `kill_scenario.py steps|times ROOT SEED`.
+"""Builds that are killed, run as a script: `kill_scenario.py steps|few|times ROOT SEED`.
 
-`steps`: a build is killed at its first, second, third, ... call that changes something; `times`:
-two at once are killed after a while. After each, what the cache takes for whole must be right, and
-the next build must find or make everything and leave nothing behind. Prints how often it killed.
+`steps`: a build is killed at its first, second, third, ... call that changes something; `few`: at
+every third; `times`: two at once are killed after a while. After each, what the cache takes for
+whole must be right, and the next build must find or make everything and leave nothing behind.
+Prints how often it killed.
 """
 
 import itertools
@@ -104,11 +105,11 @@ def changes(event: str, arguments: tuple[object, ...]) -> bool:
     return event.startswith(("os.", "shutil.", "fcntl.", "sqlite3."))
 
 
-def kill_at_steps(root: Path, seed: int) -> int:
-    """Kills at every such call, until a build comes through."""
-    step = 0
+def kill_at_steps(root: Path, seed: int, stride: int) -> int:
+    """Kills at such calls, until a build comes through."""
+    kills = 0
     while True:
-        step += 1
+        step = 1 + kills * stride
 
         def work(limit: int = step) -> None:
             calls = 0
@@ -127,7 +128,8 @@ def kill_at_steps(root: Path, seed: int) -> int:
         check(root)
         shutil.rmtree(root)
         if not os.WIFSIGNALED(status):
-            return step - 1
+            return kills
+        kills += 1
 
 
 def kill_at_times(root: Path, seed: int) -> int:
@@ -154,8 +156,9 @@ def main() -> None:
     """Runs what the arguments say."""
     how, root, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     root.with_name(WEIGHTS).write_bytes(bytes(100_000))
-    run = kill_at_steps if how == "steps" else kill_at_times
-    sys.stdout.write(f"{run(root, seed)}\n")
+    strides = {"steps": 1, "few": 3}
+    kills = kill_at_steps(root, seed, strides[how]) if how in strides else kill_at_times(root, seed)
+    sys.stdout.write(f"{kills}\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""SIGKILL at every step of a build, and at many times of two: the cache stays sound."""
+"""SIGKILL at the steps of a build, and at many times of two: the cache stays sound."""
 
 import os
 import subprocess
@@ -11,7 +11,10 @@ import pytest
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a disk takes minutes for thousands of fsyncs
 
 
-@pytest.mark.parametrize(("how", "at_least"), [("steps", 100), ("times", 20)])
+@pytest.mark.parametrize(
+    ("how", "at_least"),
+    [pytest.param("steps", 100, marks=pytest.mark.slow), ("few", 40), ("times", 20)],
+)
 def test_a_killed_build_leaves_nothing_that_looks_whole(how: str, at_least: int) -> None:
     script = Path(__file__).with_name("kill_scenario.py")
     in_memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None

@@ -23,9 +23,7 @@ json_values = st.recursive(
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=8), values),
     max_leaves=8,
 )
-fuzz = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+fuzz = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
