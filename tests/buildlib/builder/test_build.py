@@ -16,7 +16,7 @@ from buildlib.errors import (
     ContainerError,
     ModelFileError,
 )
-from buildlib.genai import GenAIBuilderFactory
+from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.replay import emulator_twin
 from suites.models import tiny_llama
 from tests.builders import builder_for
@@ -63,12 +63,18 @@ def test_parts_share_two_thirds_of_the_memory_that_is_there(
     assert bounds == [6 << 30]
 
 
+@pytest.fixture
+def phone_builder(small_model: Path, build_cache: Path) -> GenAIBuilderHTP:
+    """Builds for a phone what `small_bundle` is for the emulator."""
+    return builder_for(small_model, build_cache, target="chipset:SM8750")
+
+
 def test_a_phone_target_shares_weights_and_most_stages(
-    build_cache: Path, reference_outputs: BuildOutputs
+    phone_builder: GenAIBuilderHTP, small_bundle: Path
 ) -> None:
-    build = two_parts(tiny_llama.folder(), build_cache, target="chipset:SM8750").plan()
+    build = phone_builder.plan()
     container = build.run()
-    emulator = GenAIContainer.load(reference_outputs.container)
+    emulator = GenAIContainer.load(small_bundle)
     assert container.metadata.target.weight_sharing
     assert not emulator.metadata.target.weight_sharing
     assert container.metadata.size_bytes < emulator.metadata.size_bytes
@@ -77,11 +83,11 @@ def test_a_phone_target_shares_weights_and_most_stages(
 
 
 def test_the_twin_of_a_phones_container_is_the_container_for_the_emulator(
-    build_cache: Path, reference_outputs: BuildOutputs, tmp_path: Path
+    phone_builder: GenAIBuilderHTP, small_bundle: Path, build_cache: Path, tmp_path: Path
 ) -> None:
-    phone = two_parts(tiny_llama.folder(), build_cache, target="chipset:SM8750").plan().run()
+    phone = phone_builder.build()
     twin = emulator_twin(phone, tmp_path / "twin", cache_root=build_cache)
-    emulator = GenAIContainer.load(reference_outputs.container)
+    emulator = GenAIContainer.load(small_bundle)
     assert twin.metadata.container_sha256 == emulator.metadata.container_sha256
     with pytest.raises(ContainerError, match="for the emulator already"):
         emulator_twin(emulator, tmp_path / "none")
@@ -91,12 +97,11 @@ def test_the_twin_of_a_phones_container_is_the_container_for_the_emulator(
 
 
 def test_a_phones_binaries_without_shared_weights_are_those_of_the_emulator(
-    build_cache: Path, reference_outputs: BuildOutputs
+    phone_builder: GenAIBuilderHTP, small_bundle: Path
 ) -> None:
-    builder = two_parts(tiny_llama.folder(), build_cache, target="SM8750")
-    builder.set_compilation_options({"context.weight_sharing_enabled": False})
-    phone = builder.plan().run()
-    emulator = GenAIContainer.load(reference_outputs.container)
+    phone_builder.set_compilation_options({"context.weight_sharing_enabled": False})
+    phone = phone_builder.build()
+    emulator = GenAIContainer.load(small_bundle)
     assert phone.metadata.target.name == "SM8750"
     assert not phone.metadata.target.weight_sharing
     for name in phone.genie_config.ctx_bins:
