@@ -17,9 +17,9 @@ def test_two_containers_stand_side_by_side_and_a_device_profiles_them(
     (layer,) = {
         line.split()[0] + line.split()[1] + line.split()[2]
         for line in shown.stdout.splitlines()
-        if line.startswith("layer_1 ")
+        if line.startswith("layer_0 ")
     }
-    nodes = layer.removeprefix("layer_1")
+    nodes = layer.removeprefix("layer_0")
     assert nodes == nodes[: len(nodes) // 2] * 2  # as many in both
     one = json.loads(qnnfarm("profile", small_bundle, "--json", "--repetitions", "1").stdout)
     (container,) = one["containers"]
