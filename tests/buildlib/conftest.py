@@ -86,9 +86,10 @@ def tiny_export(tiny: Path, tiny_text: str, tmp_path_factory: pytest.TempPathFac
 def one_layer(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The least checkpoint: a build of it takes two thirds of the time of one of `tiny`.
 
-    For tests of what happens to a build, whatever is computed.
+    For tests of what happens to a build, whatever is computed. With one key/value head a row of the
+    cache would have 12 bytes, and Genie 1.21 shifts rows of a size that 8 does not divide.
     """
-    least = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    least = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     return make_checkpoint(tmp_path_factory.mktemp("one-layer"), **least)
 
 

@@ -38,7 +38,7 @@ def test_adapters_are_inputs_of_the_graphs_and_files_of_the_container(
     tmp_path: Path,
 ) -> None:
     builder = decoding(one_layer, tiny_text, build_cache)
-    modules = {"self_attn.q_proj": (40, 24), "self_attn.v_proj": (40, 12)}
+    modules = {"self_attn.q_proj": (40, 24), "self_attn.v_proj": (40, 24)}
     make_adapter(tmp_path / "adapters" / "mild", modules, layers=1)
     modules = {"self_attn.q_proj": (40, 24), "mlp.up_proj": (40, 72)}
     make_adapter(tmp_path / "adapters" / "strong", modules, layers=1, rank=1, strength=32.0)
