@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from procrastinate.jobs import Status
 
+from harness.devices.adb.connection import ServerAddress
 from harness.errors import ConfigFileError, WrongUseError
 from harness.lab.jobs import CellEnd, LabJobs, queue_name
 from harness.lab.submission import open_lab_run
 from harness.results.store import ResultsStore
 from reports.lab.access import Access, read_tokens
 from tests.command_line import qnnfarm
-from tests.conftest import NewPostgresqlServer
+from tests.conftest import NewPostgresqlServer, kill_server
 from tests.harness.lab.hosts import POOL, Host, Lab
 from tests.postgresql_server import PostgresqlServer
 from tests.private_adb import end_servers
@@ -52,6 +53,7 @@ def hosts(
             for name in ("a", "b"):
                 own = os.environ | {"QNNFARM_STATE_DIR": str(host.folder)}
                 qnnfarm("device", "stop", name, env=own)
+            kill_server(ServerAddress("127.0.0.1", host.port))
         end_servers(folder)
 
 
