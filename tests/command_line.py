@@ -21,6 +21,8 @@ from typing import IO, Self
 
 import harness.cli
 
+QNNFARM = "import harness.cli.app, sys; sys.argv[0] = 'cli'; harness.cli.app.main()"
+"""A program that is the command line, for those that begin with something else."""
 _PROGRAM = str(Path(harness.cli.__file__).with_name("__main__.py"))
 IMPORTED = (
     "harness.cli.app", "harness.plans.plan_run", "buildlib.genai", "reports.page",

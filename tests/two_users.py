@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.command_line import Started
+from tests.command_line import QNNFARM, Started
 from tests.system import needs, program, python_for_others
 
 ANN, BOB = "daemon", "nobody"
@@ -26,8 +26,6 @@ os.setuid({uid})
 os.umask({umask})
 os.dup2(1, 2)
 """
-QNNFARM = "import harness.cli.app, sys; sys.argv[0] = 'cli'; harness.cli.app.main()"
-"""A program that is our command line."""
 
 
 @dataclass

@@ -75,11 +75,14 @@ def tiny_text() -> str:
 @pytest.fixture(scope="session")
 def tiny_export(tiny: Path, tiny_text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint as the builder takes it, at AR 16 and CL 96."""
+    return _export(tiny, tiny_text, tmp_path_factory.mktemp("export"))
+
+
+def _export(checkpoint: Path, text: str, folder: Path) -> Path:
     from buildlib.builder.stages.export import export_checkpoint
     from buildlib.graph.shape import GraphShape
 
-    out = tmp_path_factory.mktemp("export")
-    return export_checkpoint(tiny, tiny_text, out, GraphShape(16, 96), n_windows=3)
+    return export_checkpoint(checkpoint, text, folder, GraphShape(16, 96), n_windows=3)
 
 
 @pytest.fixture(scope="session")
@@ -98,11 +101,7 @@ def one_layer_export(
     one_layer: Path, tiny_text: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """That checkpoint as the builder takes it, at AR 16 and CL 96."""
-    from buildlib.builder.stages.export import export_checkpoint
-    from buildlib.graph.shape import GraphShape
-
-    out = tmp_path_factory.mktemp("one-layer-export")
-    return export_checkpoint(one_layer, tiny_text, out, GraphShape(16, 96), n_windows=3)
+    return _export(one_layer, tiny_text, tmp_path_factory.mktemp("one-layer-export"))
 
 
 @pytest.fixture(scope="session")

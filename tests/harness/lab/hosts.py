@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.command_line import Started
+from tests.command_line import QNNFARM, Started
 from tests.postgresql_server import PostgresqlServer
 from tests.system import program
 from tests.waiting import wait_for
@@ -33,13 +33,12 @@ until [ -e down ]; do "$@"; sleep 0.5; done
 exec sleep infinity
 """
 """Init of a host, which starts its worker again, as systemd would, until it is taken down."""
-_FORKED = """
-import os, sys, harness.cli.app
+_FORKED = f"""
+import os
 os.setsid()
 log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.dup2(log, 1), os.dup2(log, 2)
-sys.argv[0] = "cli"
-harness.cli.app.main()
+{QNNFARM}
 """
 """A command of a session of its own, as a service is."""
 
