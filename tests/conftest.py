@@ -37,6 +37,7 @@ from harness.devices.spec import device_types
 from harness.virtual_device import manager
 from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, probe_namespace
 from suites.models import tiny_encoder, tiny_llama
+from tests import outlier_llama
 from tests.builders import builder_for
 from tests.buildlib.conftest import (
     make_adapter,
@@ -310,6 +311,12 @@ def reference_outputs(build_cache: Path) -> BuildOutputs:
     """The reference model built for the emulator of `SOC`, with the models of its stages."""
     needs("libatomic1")
     return plan_reference(build_cache, f"{SOC}:emulator").outputs()
+
+
+@pytest.fixture(scope="session")
+def outlier_model(build_cache: Path) -> Path:
+    """The reference model with the outliers of real ones, a checkpoint."""
+    return made_once(build_cache.with_name("outlier_llama"), outlier_llama.write)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,50 @@
+"""The reference model with the outliers of real ones: what it computes, and what its bits hold."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.checkpoint.tokenizer import load_tokenizer
+from buildlib.graph import interface
+from buildlib.graph.decoder import export_onnx
+from buildlib.graph.shape import GraphShape
+from buildlib.numerics.divergence import Logits
+from buildlib.numerics.host_loop import open_onnx
+from buildlib.quantize.calibration import observe_ranges
+from suites.models import tiny_llama
+from tests import outlier_llama
+
+SHAPE = GraphShape(64, 192)
+
+
+def text_tokens(n_tokens: int) -> list[int]:
+    """Held-out text, which begins with bos."""
+    tokenizer = load_tokenizer(tiny_llama.folder() / "tokenizer.json")
+    text = tokenizer.encode(tiny_llama.heldout_text(), add_special_tokens=False).ids
+    return [Checkpoint.load(tiny_llama.folder()).config.bos_token_id, *text[: n_tokens - 1]]
+
+
+def float_logits(folder: Path, out: Path, tokens: Sequence[int]) -> Logits:
+    checkpoint = Checkpoint.load(folder)
+    with open_onnx(export_onnx(checkpoint, SHAPE, out), checkpoint.config) as model:
+        return np.concatenate([model.feed(tokens[:100]), model.feed(tokens[100:])])
+
+
+def test_outliers_change_no_logit(outlier_model: Path, tmp_path: Path) -> None:
+    tokens = text_tokens(160)
+    plain = float_logits(tiny_llama.folder(), tmp_path / "plain", tokens)
+    changed = float_logits(outlier_model, tmp_path / "changed", tokens)
+    assert np.abs(plain - changed).max() <= 1e-5 * np.abs(plain).max()
+
+
+def test_activations_are_as_bad_as_real_ones(outlier_model: Path, tmp_path: Path) -> None:
+    checkpoint = Checkpoint.load(outlier_model)
+    model = export_onnx(checkpoint, SHAPE, tmp_path)
+    observer = observe_ranges(model, checkpoint.config, [text_tokens(192)])
+    ranges = observer.ranges()
+    for layer in range(checkpoint.config.num_hidden_layers):
+        assert max(map(abs, ranges[interface.past_key(layer, "out")])) >= outlier_llama.KEY_BIAS
+        assert ranges[f"layer_{layer}_output"][1] == pytest.approx(outlier_llama.MASSIVE, rel=0.01)
