@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from buildlib.container.manifest import is_container
 from buildlib.sizes import size_text
 from harness.cli.arguments import Json, KeepIn, read_text
 from harness.cli.dialog_options import System, UseChat
 from harness.cli.progress import StageBar, describe_stage, stage_time
 from harness.console import Row, answers, print_json, print_remark, print_rows, print_text, progress
 from harness.errors import WrongUseError
-from harness.exit_codes import BAD
 from harness.pipeline.defaults import recipe_text
 
 if TYPE_CHECKING:
@@ -161,37 +159,18 @@ def compare(
         comparison.print()
 
 
-@app.command("bisect")
-def bisect(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RECIPE|MODEL|CONTAINER",
-            help="A recipe; or the folder of a checkpoint or ONNX model, which the options below "
-            "quantize; or a container, whose sizes and bits are taken, with its `--model`.",
-        ),
-    ],
-    bound: Annotated[
-        str | None,
-        typer.Option(
-            metavar="P%|N|kl=N",
-            help="Propose mixed precision whose perplexity is at most P percent above float, or at "
-            "most N; or whose KL divergence from float is at most N nats.",
-        ),
-    ] = None,
+@app.command("sensitivity")
+def sensitivity(
+    recipe: Recipe,
     model: Model = None,
     text: Text = None,
     windows: Windows = None,
-    choose_on: Annotated[
-        Path | None,
-        typer.Option(
-            help="Text to rank and choose on, while `--text` checks; by default as many further "
-            "windows of that."
-        ),
-    ] = None,
     by: Annotated[
         Literal["tensor", "layer"] | None,
-        typer.Option(help="Rank tensors or layers; by default layers of large models."),
+        typer.Option(
+            help="Rank tensors, or weights, keys, values, residual stream and other activations of "
+            "each layer; the default for large models."
+        ),
     ] = None,
     weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Rank weights alone, which takes less time.")
@@ -202,84 +181,39 @@ def bisect(
             "--both-ways", help="Measure too what the model gains if one alone is left in float."
         ),
     ] = False,
-    build: Annotated[
-        bool, typer.Option(help="Build the proposal, and check it on the HTP emulator.")
-    ] = True,
-    tries: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Proposals to check at most, each with more weights than the one before."
-        ),
-    ] = 4,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="New folder for the proposal's model, which `qnnfarm build` takes."),
-    ] = None,
     top: Annotated[int, typer.Option(min=1, help="Rows of the ranking to print.")] = 20,
-    quantization: Annotated[
-        str, typer.Option(help="Quantization recipe of a model that is given without a recipe.")
-    ] = "w4a16",
-    ar: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per prefill call of such a model.")
-    ] = None,
-    cl: Annotated[int | None, typer.Option(min=1, help="Context length of such a model.")] = None,
-    target: Annotated[str, typer.Option(help="SoC of such a model.")] = "SM8750:emulator",
     json: Json = False,
 ) -> None:
-    """Rank tensors or layers by the cost of their quantization, and propose mixed precision.
+    """Rank tensors or layers by the cost of their quantization.
 
     Each is quantized alone, on this host, with all else in float: SQNR of the tensor and of its
-    layer's output, and the KL divergence of the logits. With `--bound`, weights get 8 bits in place
-    of 4, those that cost most per byte first, until the model is within it, measured at each step.
-    The proposal is then checked on windows that had no part in choosing it, on this host and built
-    on the emulator; while it fails, the next weights get 8 bits. Exits 1 if the bound is not met.
+    layer's output, and the KL divergence of the logits. The option of quantization that gives it
+    more bits stands beside it.
 
-    Example: qnnfarm pipeline bisect recipe.yaml --bound 3% --out mixed
+    Example: qnnfarm pipeline sensitivity recipe.yaml --by layer
     """
-    from buildlib.quantize.mixed_precision.proposal import QualityBound
-    from buildlib.quantize.mixed_precision.sensitivity import UNIT_KINDS
-    from harness.pipeline.bisect import (
-        BisectOptions,
-        bisect_pipeline,
-        last_before_builder,
-        recipe_of,
-    )
+    from buildlib.quantize.sensitivity.ranking import UNIT_KINDS
     from harness.pipeline.llm import LLMPipeline
+    from harness.pipeline.sensitivity import last_before_builder, rank_pipeline
 
-    options = BisectOptions(
-        bound=None if bound is None else QualityBound.parse(bound),
-        granularity=by,
-        kinds=("weight",) if weights_only else UNIT_KINDS,
-        both_ways=both_ways,
-        choose_on=None if choose_on is None else read_text(choose_on),
-        build=build,
-        tries=tries,
-        out=None if out is None else out.absolute(),
-        container=source if is_container(source) else None,
-    )
-    if out is not None and out.exists():
-        raise WrongUseError(f"{out} is there already; name a new folder")
     content = None if text is None else read_text(text)
-    if source.suffix in {".yaml", ".yml"}:
-        pipe = LLMPipeline.from_pretrained(model, recipe=source)
-    else:
-        if model is not None and not is_container(source):
-            raise WrongUseError(
-                f"{source} is neither a recipe nor a container, and --model goes with those alone: "
-                "leave it out"
-            )
-        folder, recipe = recipe_of(source, model, quantization, (ar, cl), target)
-        pipe = LLMPipeline.from_pretrained(folder, recipe=recipe)
+    pipe = LLMPipeline.from_pretrained(model, recipe=recipe)
     pipe.text_to_compare(content, windows)  # refuses before stages run
     _construct(pipe, last_before_builder(pipe))
     with _ranking() as on_segment:
-        result = bisect_pipeline(pipe, content, windows, options, on_segment)
+        result = rank_pipeline(
+            pipe,
+            content,
+            windows,
+            granularity=by,
+            kinds=("weight",) if weights_only else UNIT_KINDS,
+            both_ways=both_ways,
+            progress=on_segment,
+        )
     if json:
         print_json({"model": pipe.model_name, **result.as_document()})
     else:
         result.print(top)
-    if not result.met:
-        raise typer.Exit(BAD)
 
 
 @app.command("stages")

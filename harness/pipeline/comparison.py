@@ -15,7 +15,6 @@ from pathlib import Path
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.graph.interface import require_shape
-from buildlib.numerics.divergence import Divergence
 from buildlib.numerics.evaluation import FloatLogits, evaluate_model, record_float
 from buildlib.numerics.host_loop import open_onnx, window_losses
 from harness.console import EMULATOR, Row, print_remark, print_rows
@@ -183,13 +182,6 @@ def _evaluate(
             return StageQuality(name, _WHERE[model.kind], divergence.metrics)
     except PipelineError as error:
         return StageQuality(name, "-", note=str(error))
-
-
-def quality_cells(divergence: Divergence) -> list[str]:
-    """Return a model's perplexity, how far it is from float, KL divergence and top-1, as text."""
-    keys = (PERPLEXITY, KL_DIVERGENCE, TOP1_AGREEMENT)
-    perplexity, *others = (METRICS[key].show(divergence.metrics[key]) for key in keys)
-    return [perplexity, f"{divergence.perplexity / divergence.perplexity_float - 1:+.2%}", *others]
 
 
 def compare_on_device(

@@ -398,8 +398,8 @@ class LLMPipeline:
 
         runner = StageRunner(OrtQnnToolchain(), cache, self.cache_root, on_record)
         context = StageContext(
-            name, self.config.settings, self.model_dir, self.model_name, self.cache_root,
-            runner, on_record, self.config.folder,
+            name, self.config.settings, self.stages, self.model_dir, self.model_name,
+            self.cache_root, runner, on_record, self.config.folder,
         )  # fmt: skip
         began = time.monotonic()
         self._tell(StageStarted(name, *place))

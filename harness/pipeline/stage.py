@@ -158,6 +158,7 @@ class StageContext:
     Attributes:
         stage: the name of the stage.
         settings: of the pipeline.
+        sections: of all stages in the recipe.
         model_dir: the user's model.
         model_name: of the model, and of its folder in the cache.
         cache_root: of the stage cache.
@@ -168,6 +169,7 @@ class StageContext:
 
     stage: str
     settings: PipelineSettings
+    sections: StageConfigs
     model_dir: Path
     model_name: str
     cache_root: Path

@@ -207,7 +207,7 @@ class QuantizationOptConfig(_QuantizationSection):
     Attributes:
         techniques: applied one after the other; none leaves the model as it is.
         options: of the quantization that the weights are prepared for, such as
-            `lpbq_block_size`; by default 4 bits with a scale for each output channel.
+            `lpbq_block_size`, in place of those of the section `quantization`.
         technique_kwargs: arguments of the techniques.
     """
 
@@ -215,9 +215,10 @@ class QuantizationOptConfig(_QuantizationSection):
     options: dict[str, Any] = Field(default_factory=dict)
     technique_kwargs: TechniqueKwargs = Field(default_factory=_no_arguments)
 
-    def quantization(self) -> QuantizationOptions:
-        """Return the options of the techniques."""
-        keys = {"param_bitwidth": 4, **self.options, "techniques": self.techniques}
+    def quantization(self, following: "QuantizationConfig | None" = None) -> QuantizationOptions:
+        """Return the options of the techniques, with the bits of the quantization that follows."""
+        keys = {} if following is None else {**following.options, "recipe": following.recipe_name}
+        keys |= {**self.options, "techniques": self.techniques}
         return _quantization_options(keys, self.technique_kwargs)
 
 
@@ -236,7 +237,10 @@ class QuantizationOpt(Stage[ModelInput, QuantizationOptConfig, ModelOutput]):
             return ModelOutput(inputs.model)
         source = onnx_source(inputs.model, context, _calibration_text(None, context))
         model = _canonical(inputs.model, context)
-        entry = context.runner.run(OptimizeWeights(model, source, config.quantization()))
+        sections = vars(context.sections).values()
+        following = next((one for one in sections if isinstance(one, QuantizationConfig)), None)
+        options = config.quantization(following)
+        entry = context.runner.run(OptimizeWeights(model, source, options))
         return ModelOutput(ModelFolder(entry.folder, entry.hash, canonical=True))
 
 

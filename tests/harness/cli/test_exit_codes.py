@@ -184,7 +184,7 @@ TABLE: tuple[tuple[int, str, str], ...] = (
     (NO_ANSWER, f"{SPEECH} --max-perplexity 5%", "5% is relative to the float model"),
     (NO_ANSWER, f"{SPEECH} --max-perplexity 0.5", "'0.5' is no bound of a perplexity"),
     (NO_ANSWER, f"{SPEECH} --reference-with transformers", "computes the reference: give"),
-    (NO_ANSWER, "pipeline bisect nothing.yaml", "nothing.yaml"),
+    (NO_ANSWER, "pipeline sensitivity nothing.yaml", "nothing.yaml"),
     (NO_ANSWER, "pipeline compare nothing.yaml", "nothing.yaml"),
     (NO_ANSWER, "pipeline init nothing --out empty.txt", "is there already"),
     (NO_ANSWER, "pipeline run nothing.yaml", "nothing.yaml"),

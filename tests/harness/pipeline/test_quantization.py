@@ -74,6 +74,19 @@ def test_techniques_change_weights_before_and_in_quantization(make_recipe: MakeR
         LLMPipeline.from_pretrained(recipe=adapted).construct()
 
 
+@pytest.mark.needs("libatomic1")
+def test_techniques_of_their_own_stage_take_the_bits_of_the_recipe(make_recipe: MakeRecipe) -> None:
+    for name, wanted in (("w8a16", {8}), ("w4a16-rtn", {4})):
+        stages = {
+            "model_loader": {},
+            "quantization_opt": {"techniques": ["gptq"]},
+            "quantization": {"recipe_name": name},
+        }
+        pipe = LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages))
+        pipe.construct(until="quantization")
+        assert set(bits_of(pipe).values()) == wanted
+
+
 @pytest.mark.slow
 @pytest.mark.needs("libatomic1")
 def test_activations_of_8_and_16_bits_stand_in_one_graph(make_recipe: MakeRecipe) -> None:

@@ -1,31 +1,41 @@
 """Ranking of tensors and layers by the cost of their quantization."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import onnx_ir as ir
 
-from buildlib.encodings.grid import activation_grid, weight_grid
-from buildlib.encodings.model import Encoding, asymmetric_encoding
+from buildlib.encodings.grid import weight_grid
 from buildlib.errors import EncodingsError
 from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
 from buildlib.graph.values import is_parameter, source_of, static_shape
 from buildlib.numerics.divergence import Divergence, sqnr_db
 from buildlib.quantize.grids import activation_names, channel_axis, shared_grids
-from buildlib.quantize.mixed_precision.sweep import (
+from buildlib.quantize.sensitivity.sweep import (
     MeasuredVariant,
     Quantized,
     SensitivityModel,
     constant_names,
 )
-from buildlib.quantize.weight_grids import per_channel_encoding
 
 Granularity = Literal["tensor", "layer"]
-UnitKind = Literal["weight", "activation", "constant"]
-UNIT_KINDS: tuple[UnitKind, ...] = ("weight", "activation", "constant")
+UnitKind = Literal["weight", "key", "value", "residual", "activation", "constant"]
+UNIT_KINDS: tuple[UnitKind, ...] = get_args(UnitKind)
+_RESIDUAL = re.compile(r"embedding(_scaled)?|layer_\d+_(attention_residual|output)")
+_PLURALS: Mapping[UnitKind, str] = {
+    "weight": "weights", "key": "keys", "value": "values", "residual": "residual stream",
+    "activation": "activations",
+}  # fmt: skip
+_OPTIONS: Mapping[UnitKind, tuple[str, int, int]] = {
+    "weight": ("mixed_precision", 4, 8),
+    "residual": ("activation_precision", 8, 16),
+    "activation": ("activation_precision", 8, 16),
+}
+"""Option of quantization that gives tensors more bits; those that it takes, and then gives."""
 _TENSOR_LIMIT = 200_000_000
 """Weights above which a model is ranked by layer unless asked: a tensor takes a pass."""
 
@@ -36,26 +46,27 @@ class Unit:
 
     Attributes:
         name: of the weight; of the first value of a group that shares a grid; or of the layer.
-        kind: weights of matrices; activations; or other constants (norms, tables).
+        kind: weights of matrices; keys, values; what layers add up; other activations; or other
+            constants (norms, tables).
         segment: the first segment that has it: 0 is the embedding, i + 1 layer i, then the head.
-        low: encodings of its tensors.
-        high: encodings with twice the bits; empty where there are none: caches have 8 bits, and
-            weights of 8 and activations of 16 get no more.
-        bytes_more: bytes that a decode step reads more with `high`: for a weight those that the
-            container grows by; for an activation those of one token.
+        encodings: of its tensors.
     """
 
     name: str
     kind: UnitKind
     segment: int
-    low: Quantized
-    high: Quantized
-    bytes_more: int
+    encodings: Quantized
 
     @property
     def bits(self) -> int:
         """The lowest bits of its tensors."""
-        return min(encoding.stored_bits for encoding in self.low.values())
+        return min(encoding.stored_bits for encoding in self.encodings.values())
+
+    @property
+    def remedy(self) -> str | None:
+        """The option that gives it more bits, as `mixed_precision=8`; None if none does."""
+        option, bits, more = _OPTIONS.get(self.kind, ("", 0, 0))
+        return f"{option}={more}" if self.bits == bits else None
 
 
 @dataclass(frozen=True)
@@ -84,14 +95,12 @@ class Sensitivity:
 
     Attributes:
         whole: divergence of the model with all of them quantized.
-        granularity: whether a unit is a tensor or a layer.
-        encodings: of the whole model.
+        granularity: whether a unit is a tensor, or all of a kind in a layer.
     """
 
     costs: tuple[UnitCost, ...]
     whole: Divergence
     granularity: Granularity
-    encodings: Quantized
 
 
 Progress = Callable[[int, int], None]
@@ -106,7 +115,7 @@ def rank_tensors(
     both_ways: bool = False,
     progress: Progress | None = None,
 ) -> Sensitivity:
-    """Measure the cost of quantizing each tensor, or each layer.
+    """Measure the cost of quantizing each tensor, or each kind of tensor in each layer.
 
     Each is quantized alone, with all else in float; logits and the layer's output are compared
     with those of the model in float.
@@ -119,19 +128,19 @@ def rank_tensors(
     """
     graphs = [model.graph(index) for index in range(len(model.names))]
     unit_size = granularity or ("tensor" if _weights_of(graphs) <= _TENSOR_LIMIT else "layer")
-    units = [unit for unit in find_units(graphs, encodings, model.ar) if unit.kind in kinds]
+    units = [unit for unit in find_units(graphs, encodings) if unit.kind in kinds]
     if unit_size == "layer":
         units = _by_layer(units, len(graphs))
     noise = model.record(encodings) | _weight_noise(model, graphs, encodings)
-    variants = model.measure([unit.low for unit in units] + [encodings], progress=progress)
+    variants = model.measure([unit.encodings for unit in units] + [encodings], progress=progress)
     without: Sequence[MeasuredVariant | None] = [None] * len(units)
     if both_ways:
-        partly_float = [{n: e for n, e in encodings.items() if n not in u.low} for u in units]
+        partly_float = [{n: e for n, e in encodings.items() if n not in u.encodings} for u in units]
         without = model.measure(partly_float, encodings, progress)
     costs = [
         UnitCost(
             unit,
-            min((noise[name] for name in unit.low if name in noise), default=None),
+            min((noise[name] for name in unit.encodings if name in noise), default=None),
             one.output_sqnr_db,
             one.divergence,
             None if rest is None else rest.divergence,
@@ -139,10 +148,10 @@ def rank_tensors(
         for unit, one, rest in zip(units, variants, without, strict=False)
     ]
     costs.sort(key=lambda cost: -cost.alone.kl)
-    return Sensitivity(tuple(costs), variants[-1].divergence, unit_size, encodings)
+    return Sensitivity(tuple(costs), variants[-1].divergence, unit_size)
 
 
-def find_units(graphs: Sequence[ir.Graph], encodings: Quantized, ar: int) -> list[Unit]:
+def find_units(graphs: Sequence[ir.Graph], encodings: Quantized) -> list[Unit]:
     """Return the units of a model: each weight, and each group of values that share a grid.
 
     Args:
@@ -150,10 +159,7 @@ def find_units(graphs: Sequence[ir.Graph], encodings: Quantized, ar: int) -> lis
     """
     units: dict[str, Unit] = {}
     for index, graph in enumerate(graphs):
-        for unit in (
-            *_weights(graph, index, encodings),
-            *_activations(graph, index, encodings, ar),
-        ):
+        for unit in (*_weights(graph, index, encodings), *_activations(graph, index, encodings)):
             units.setdefault(unit.name, unit)
     return list(units.values())
 
@@ -170,20 +176,12 @@ def _matrices(graph: ir.Graph) -> dict[str, tuple[ir.Value, int]]:
 
 
 def _weights(graph: ir.Graph, segment: int, encodings: Quantized) -> Iterator[Unit]:
-    for name, (value, axis) in _matrices(graph).items():
-        encoding = encodings.get(name)
-        if encoding is None or encoding.dtype != "INT" or value.const_value is None:
-            continue
-        high: dict[str, Encoding] = {}
-        bits = encoding.stored_bits
-        if bits == 4:
-            array = tensor_array(value.const_value)
-            high = {name: per_channel_encoding(name, array, axis, 8)}
-        more = math.prod(static_shape(value) or ()) * bits // 8 if high else 0
-        yield Unit(name, "weight", segment, {name: encoding}, high, more)
+    for name in _matrices(graph):
+        if name in encodings and encodings[name].dtype == "INT":
+            yield Unit(name, "weight", segment, {name: encodings[name]})
 
 
-def _activations(graph: ir.Graph, segment: int, encodings: Quantized, ar: int) -> Iterator[Unit]:
+def _activations(graph: ir.Graph, segment: int, encodings: Quantized) -> Iterator[Unit]:
     """Yield groups of values on one grid; a constant that lies on one belongs to the group."""
     border = str(graph.inputs[0].name) if segment else None
     sizes = {
@@ -194,50 +192,44 @@ def _activations(graph: ir.Graph, segment: int, encodings: Quantized, ar: int) -
     matrices = _matrices(graph)
     grouped_names: set[str] = set(matrices)
     for names in shared_grids(graph):
-        low = {
+        own = {
             name: encodings[name]
             for name in sorted(names - {border} - set(matrices))
             if name in encodings and encodings[name].dtype == "INT"
         }
-        grouped_names |= set(low)
-        if not low:
-            continue
-        kind: UnitKind = "activation" if computed_names & low.keys() else "constant"
-        cache = any(map(interface.is_kv, low))
-        high = {} if cache else {n: e for n, one in low.items() if (e := _raised(one)) is not None}
-        first = min(
-            computed_names & low.keys() or low, key=lambda name: (-sizes.get(name, 0), name)
-        )
-        more = sizes.get(first, 0) // ar if high else 0
-        yield Unit(first, kind, segment, low, high, more)
+        grouped_names |= set(own)
+        if own:
+            largest = computed_names & own.keys() or own
+            first = min(largest, key=lambda name: (-sizes.get(name, 0), name))
+            kind = activation_kind(own) if computed_names & own.keys() else "constant"
+            yield Unit(first, kind, segment, own)
     for name in sorted(constant_names(graph) - grouped_names):
         if name in encodings and encodings[name].dtype == "INT" and encodings[name].bw <= 16:
-            high_one = _raised(encodings[name])
-            high = {} if high_one is None else {name: high_one}
-            yield Unit(name, "constant", segment, {name: encodings[name]}, high, 0)
+            yield Unit(name, "constant", segment, {name: encodings[name]})
 
 
-def _raised(encoding: Encoding) -> Encoding | None:
-    """Return an 8-bit grid's range on 16 bits."""
-    if encoding.enc_type != "PER_TENSOR" or encoding.bw != 8:
-        return None
-    return asymmetric_encoding(encoding.name, *activation_grid(encoding).ends, 16)
+def activation_kind(names: Iterable[str]) -> UnitKind:
+    """Return the kind of values that share a grid."""
+    for name in names:
+        if interface.is_kv(name):
+            return "key" if name.startswith("past_key") else "value"
+        if _RESIDUAL.fullmatch(name):
+            return "residual"
+    return "activation"
 
 
 def _by_layer(units: Sequence[Unit], n_segments: int) -> list[Unit]:
-    """Join units: all weights of a segment, and all its other values."""
-    groups: dict[tuple[int, str], list[Unit]] = {}
+    """Join the units of a kind in a segment; constants are with the other activations."""
+    groups: dict[tuple[int, UnitKind], list[Unit]] = {}
     for unit in units:
-        kind = "weights" if unit.kind == "weight" else "activations"
+        kind: UnitKind = "activation" if unit.kind == "constant" else unit.kind
         groups.setdefault((unit.segment, kind), []).append(unit)
     return [
         Unit(
-            f"{segment_name(segment, n_segments)} {kind}",
-            "weight" if kind == "weights" else "activation",
+            f"{segment_name(segment, n_segments)} {_PLURALS[kind]}",
+            kind,
             segment,
-            {name: encoding for unit in members for name, encoding in unit.low.items()},
-            {name: encoding for unit in members for name, encoding in unit.high.items()},
-            sum(unit.bytes_more for unit in members),
+            {name: encoding for unit in members for name, encoding in unit.encodings.items()},
         )
         for (segment, kind), members in groups.items()
     ]

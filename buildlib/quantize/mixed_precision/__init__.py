@@ -1,1 +1,0 @@
-"""Costs of quantization, tensor by tensor, and mixed precision that is within a bound."""

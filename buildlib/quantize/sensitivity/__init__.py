@@ -1,0 +1,1 @@
+"""Costs of quantization, tensor by tensor."""
