@@ -30,6 +30,7 @@ from buildlib.container.layout import (
     has_file,
 )
 from buildlib.container.manifest import (
+    KV_BYTES,
     PRECISION,
     ContainerMetadata,
     FileRecord,
@@ -232,10 +233,21 @@ class GenAIContainer(GenAIContainerable):
     def precision(self) -> str | None:
         """Bits of the stored linear layers: `W4A16`, or `W4/8A16` where they differ.
 
-        Embedding and output projection do not count. None for containers of older versions.
+        `KV16` follows where keys and values have 16. Embedding and output projection do not count.
+        None for containers of older versions.
         """
         text = self.metadata.model.quantization.get(PRECISION)
         return text if isinstance(text, str) else None
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """Bytes of the KV cache at the largest context length; a decode step reads all of them.
+
+        None for containers of older versions, and those without a cache.
+        """
+        per_token = self.metadata.model.quantization.get(KV_BYTES)
+        length = self.metadata.graphs.context_length
+        return per_token * length if isinstance(per_token, int) else None
 
     @property
     def files(self) -> dict[str, Path]:

@@ -16,7 +16,12 @@ _PREFIX = "quantization."
 BLOCK_KEY = f"{_PREFIX}lpbq_block_size"
 _MIXED_KEY = f"{_PREFIX}mixed_precision"
 _ACTIVATION_KEY = f"{_PREFIX}activation_precision"
-_ALLOWED_BITS = {"act_bitwidth": (8, 16), "bias_bitwidth": (32,), "param_bitwidth": (4, 8)}
+_ALLOWED_BITS = {
+    "act_bitwidth": (8, 16),
+    "bias_bitwidth": (32,),
+    "param_bitwidth": (4, 8),
+    "kv_bitwidth": (8, 16, None),
+}
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,12 @@ class WeightFormat:
 class Bitwidths:
     """Bits of values without an encoding.
 
-    Keys and values have 8; tables and norms have those of activations. Biases have 32: the QNN
+    Tables and norms have those of activations. Biases have 32: the QNN
     provider of ONNX Runtime compiles no others. The output projection always has 8: its errors go
     straight into the logits.
 
     Attributes:
+        kv_bitwidth: of keys and values; None: `choose_cache_bits` decides.
         lpbq_block_size: weights of 4 bits get a scale for each block of this many inputs; None: one
             for each output channel.
         mixed_precision: `PATTERN=BITS` of weights by name, where `*` stands for any characters; the
@@ -48,6 +54,7 @@ class Bitwidths:
     act_bitwidth: int = 16
     bias_bitwidth: int = 32
     param_bitwidth: int = 8
+    kv_bitwidth: int | None = None
     lpbq_block_size: int | None = None
     mixed_precision: tuple[str, ...] = ()
     activation_precision: tuple[str, ...] = ()
@@ -63,7 +70,9 @@ class Bitwidths:
         for key, allowed_bits in _ALLOWED_BITS.items():
             if getattr(self, key) not in allowed_bits:
                 reason = f"{getattr(self, key)} bits cannot be built"
-                raise InvalidOptionError(_PREFIX + key, reason, tuple(map(str, allowed_bits)))
+                raise InvalidOptionError(
+                    _PREFIX + key, reason, tuple(map(str, filter(None, allowed_bits)))
+                )
         patterns = self._patterns()
         self._activation_patterns()
         four = _LPBQ_BITS in {self.param_bitwidth, *(bits for _, bits in patterns)}

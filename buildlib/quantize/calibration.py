@@ -28,7 +28,6 @@ from buildlib.quantize.options import RangeName
 
 Range = tuple[float, float]
 _BINS = 2048
-_KV_BITS = 8
 _SATURATING = 1e-4
 _PARTS = np.linspace(1.0, 0.1, 46)
 _WINDOW_TOKENS, _TOKENS, _MOST_WINDOWS = 2048, 2048, 8
@@ -109,15 +108,20 @@ ESTIMATORS: Mapping[RangeName, RangeEstimator] = {"percentile": percentile, "mse
 
 @dataclass(frozen=True)
 class RangeChoice:
-    """Estimator of ranges, and the bits of the grids that cover them."""
+    """Estimator of ranges, and the bits of the grids that cover them.
+
+    Attributes:
+        kv_bits: of keys and values.
+    """
 
     estimate: RangeEstimator
     bits: int
+    kv_bits: int
 
 
-def range_choice(name: RangeName, bits: int) -> RangeChoice | None:
+def range_choice(name: RangeName, bits: int, kv_bits: int) -> RangeChoice | None:
     """Return how to estimate ranges of activations of some bits; None for whole ranges."""
-    return RangeChoice(ESTIMATORS[name], bits) if name in ESTIMATORS else None
+    return RangeChoice(ESTIMATORS[name], bits, kv_bits) if name in ESTIMATORS else None
 
 
 @dataclass
@@ -288,5 +292,5 @@ def _narrow(
 
     loop.run(index, before, on_outputs=count, change=add_outputs)
     for name, histogram in counts.items():
-        bits = _KV_BITS if interface.is_kv(name) else choice.bits
+        bits = choice.kv_bits if interface.is_kv(name) else choice.bits
         ranges.low[name], ranges.high[name] = choice.estimate(histogram, bits)

@@ -43,14 +43,17 @@ def _plain(name: str) -> str:
 class QuantizationOptions(BaseModel):
     """Bits of values that the encodings leave open, which is all of a checkpoint.
 
-    Names without a counterpart in the vendor's builder are ours: all but the three of bits.
+    Names without a counterpart in the vendor's builder are ours: all but `act_bitwidth`,
+    `bias_bitwidth` and `param_bitwidth`.
 
     Attributes:
         recipe: name of a recipe that sets all options that are not set themselves; in any case, and
             with `_` or `-`.
-        act_bitwidth: bits of activations, tables and norms; keys and values always have 8.
+        act_bitwidth: bits of activations, tables and norms, but for keys and values.
         bias_bitwidth: bits of biases.
         param_bitwidth: bits of weights of linear layers; the output projection has 8.
+        kv_bitwidth: bits of keys and values, in the cache and on their way into it: Genie takes one
+            width for all; `None` leaves the choice to calibration.
         lpbq_block_size: 4-bit weights get a scale for each block of this many inputs (LPBQ); `None`
             gives a scale for each output channel.
         mixed_precision: `PATTERN=BITS` for weights by name, such as `*.down_proj.weight=8`; the
@@ -69,6 +72,7 @@ class QuantizationOptions(BaseModel):
     act_bitwidth: Literal[8, 16] = 16
     bias_bitwidth: Literal[8, 32] = 32
     param_bitwidth: Literal[4, 8] = 8
+    kv_bitwidth: Literal[8, 16] | None = None
     lpbq_block_size: Annotated[int, Field(ge=1)] | None = None
     mixed_precision: tuple[str, ...] = ()
     activation_precision: tuple[str, ...] = ()

@@ -2,8 +2,8 @@
 
 The default is W8A16 with 8-bit caches. Weights of matrices are int8 or int4, symmetric, with a
 scale for each output channel or LPBQ; those of the output projection are always int8. Embeddings,
-norms and other constants have the bits of activations, uint16 or uint8; keys and values are uint8,
-symmetric around 128.
+norms and other constants have the bits of activations, uint16 or uint8; keys and values are uint8
+or uint16, symmetric around the middle.
 """
 
 import math
@@ -48,6 +48,35 @@ from buildlib.quantize.weight_grids import chunks, lpbq_encoding, per_channel_en
 _KV_BITS = 8
 
 
+def choose_cache_bits(bits: Bitwidths, encodings: Encodings) -> int:
+    """Decide the bits of all keys and values; what follows calibration reads them in encodings.
+
+    Given encodings decide, then the option. An option that is not set is 8 for now.
+
+    Raises:
+        EncodingsError: some of the given encodings have 8 bits and some 16.
+    """
+    return cache_bits(encodings) or bits.kv_bitwidth or _KV_BITS
+
+
+def cache_bits(encodings: Encodings) -> int | None:
+    """Return the bits of keys and values that have encodings; None where none has.
+
+    Raises:
+        EncodingsError: they differ: Genie 1.21 refuses such a container, by its line "Only one
+            bitwidth permitted per cache group".
+    """
+    first: Encoding | None = None
+    for name, encoding in encodings.by_name().items():
+        if not interface.is_kv(name) or encoding.dtype != "INT":
+            continue
+        first = first or encoding
+        if encoding.bw != first.bw:
+            reason = f"it has {encoding.bw} bits and {first.name} {first.bw}: Genie takes one width"
+            raise EncodingsError(name, f"{reason} for all keys and values")
+    return None if first is None else first.bw
+
+
 def complete_encodings(
     model_path: Path,
     encodings: Encodings,
@@ -82,9 +111,9 @@ def complete_encodings(
     graph = load_model(model_path).graph
     names = {name for name in activation_names(graph) if not interface.is_kv(name)}
     bits.check_patterns({use.name for use in matrix_uses(graph)}, names)
-    choice = range_choice(ranges, bits.act_bitwidth)
 
     def observe() -> Mapping[str, Range]:
+        choice = range_choice(ranges, bits.act_bitwidth, choose_cache_bits(bits, encodings))
         if observed is not None and choice is None:
             return observed
         return observe_ranges(model_path, config, token_windows, progress, choice=choice).ranges()
@@ -120,7 +149,8 @@ def encodings_from_ranges(
         ranges = rotated_ranges(graph, grids) | ranges
     elif open_names or uses:
         ranges = {**observe(), **ranges}
-    builder = _EncodingBuilder(grids, ranges, bits, heads)
+    kv_bits = choose_cache_bits(bits, encodings)
+    builder = _EncodingBuilder(grids, ranges, bits, kv_bits, heads)
     builder.add_parameter_ranges(uses)
     builder.share_encodings(shared_grids(graph))
     no_encoding = [name for name in open_names if name not in builder.shared]
@@ -134,12 +164,14 @@ def encodings_from_ranges(
     }
     params = {name: builder.parameter(use) for name, use in uses.items()}
     others = (by_name[name] for name in by_name if name not in activations.keys() | params.keys())
-    return encodings.model_copy(
+    complete = encodings.model_copy(
         update={
             "activation_encodings": tuple(activations.values()),
             "param_encodings": (*others, *params.values()),
         }
     )
+    cache_bits(complete)  # given ones may be of some values only
+    return complete
 
 
 def _has_integers(name: str, encodings: Mapping[str, Encoding]) -> bool:
@@ -195,11 +227,13 @@ class _EncodingBuilder:
         grids: Mapping[str, Grid],
         ranges: Mapping[str, Range],
         bits: Bitwidths,
+        kv_bits: int,
         heads: Collection[str],
     ) -> None:
         self.grids = grids
         self.ranges = dict(ranges)
         self.bits = bits
+        self.kv_bits = kv_bits
         self.heads = heads
         self.shared: dict[str, Encoding] = {}
 
@@ -223,7 +257,7 @@ class _EncodingBuilder:
                 if grid is not None:
                     self.shared[name] = encoding_from_grid(name, grid)
                 elif any(map(interface.is_kv, names)):
-                    self.shared[name] = symmetric_encoding(name, max(-low, high), _KV_BITS)
+                    self.shared[name] = symmetric_encoding(name, max(-low, high), self.kv_bits)
                 else:
                     self.shared[name] = asymmetric_encoding(name, low, high, bits)
 

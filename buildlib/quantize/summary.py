@@ -1,5 +1,6 @@
 """Summaries of how a model is quantized: types of its tensors, and options without effect."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
-from buildlib.container.manifest import PRECISION
+from buildlib.container.manifest import KV_BYTES, PRECISION
 from buildlib.encodings.files import load_encodings
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
@@ -15,13 +16,17 @@ from buildlib.graph.values import is_parameter, source_of, static_shape
 from buildlib.quantize.grids import channel_axis, head_products
 from buildlib.quantize.options import QuantizationOptions
 
+_PLAIN_KV_BITS = 8
+"""Bits of caches that a precision does not name."""
 
-def summarize_quantization(parts: Sequence[Path]) -> dict[str, str]:
+
+def summarize_quantization(parts: Sequence[Path]) -> dict[str, str | int]:
     """Count the stored types of a model's tensors: `{"weights": "int4 per channel: 28"}`.
 
     The most frequent type comes first; single-head attention has a weight for each head.
-    `precision` covers only the linear layers between embedding and output projection: bits of their
-    weights, and of the activations these are multiplied with.
+    `precision` covers the linear layers between embedding and output projection: bits of their
+    weights, and of the activations these are multiplied with; and those of the cache, if not 8.
+    `kv_bytes_per_token` are the bytes that a token takes in the cache of all layers.
 
     Args:
         parts: QDQ models, each at one (AR, CL).
@@ -29,7 +34,7 @@ def summarize_quantization(parts: Sequence[Path]) -> dict[str, str]:
     counts = _StorageCounts()
     for part in parts:
         counts.add_part(load_model(part).graph)
-    return counts.as_text()
+    return counts.as_facts()
 
 
 class _StorageCounts:
@@ -39,11 +44,13 @@ class _StorageCounts:
         self._groups: dict[str, Counter[str]] = {}
         self._weight_bits: set[int] = set()
         self._data_bits: set[int] = set()
+        self._caches: dict[str, tuple[int, int]] = {}
 
     def add_part(self, graph: ir.Graph) -> None:
         """Count the tensors of a part."""
         heads = head_products(graph)
         constants: dict[ir.Value, tuple[str, str]] = {}
+        self._caches |= _cache_rows(graph)
         activations: dict[ir.Value, str] = {
             value: _type(value) for value in graph.outputs if value.dtype is not None
         }
@@ -71,19 +78,31 @@ class _StorageCounts:
             cache = interface.is_kv(str(integers.name))
             self._count("kv_cache" if cache else "activations", text)
 
-    def as_text(self) -> dict[str, str]:
+    def as_facts(self) -> dict[str, str | int]:
         """Return the counts as `summarize_quantization` gives them."""
-        words = {
+        words: dict[str, str | int] = {
             group: ", ".join(f"{text}: {count}" for text, count in counts.most_common())
             for group, counts in self._groups.items()
         }
         if self._weight_bits and self._data_bits:
             weights, data = _joined(self._weight_bits), _joined(self._data_bits)
-            words[PRECISION] = f"W{weights}A{data}"
+            cache = _joined({bits for bits, _ in self._caches.values()} - {_PLAIN_KV_BITS})
+            words[PRECISION] = f"W{weights}A{data}" + (f"KV{cache}" if cache else "")
+        if self._caches:
+            words[KV_BYTES] = sum(bits * rows for bits, rows in self._caches.values()) // 8
         return words
 
     def _count(self, group: str, text: str) -> None:
         self._groups.setdefault(group, Counter())[text] += 1
+
+
+def _cache_rows(graph: ir.Graph) -> dict[str, tuple[int, int]]:
+    """Return bits of a value, and values of a token, of each output that goes into the cache."""
+    return {
+        name: (_bits(value), math.prod(dims) // dims[interface.token_axis(name)])
+        for value in graph.outputs
+        if interface.is_kv(name := str(value.name)) and (dims := static_shape(value)) is not None
+    }
 
 
 def _stored(value: ir.Value) -> ir.Value | None:
@@ -130,27 +149,36 @@ def ignored_options(folder: Path, options: QuantizationOptions, file: str) -> li
         options: only those that were set count, not defaults.
         file: name of the given encodings file, for the lines.
     """
-    set_options = options.model_fields_set & {"act_bitwidth", "param_bitwidth", "lpbq_block_size"}
+    set_options = options.model_fields_set & {
+        "act_bitwidth",
+        "param_bitwidth",
+        "kv_bitwidth",
+        "lpbq_block_size",
+    }
     if not set_options:
         return []
     counts: dict[str, Counter[str]] = {}
-    for key, what in _layers(folder, options):
+    for key, what in _differing(folder, options):
         counts.setdefault(key, Counter())[what] += 1
     lines = []
     for key in sorted(set_options & counts.keys()):
         value = getattr(options, key)
         others = ", ".join(f"{count} {what}" for what, count in counts[key].most_common())
         lines.append(
-            f"quantization.{key}={value} is for what has no encodings: {file} gives {others} in "
-            "linear layers, which stay so"
+            f"quantization.{key}={value} is for what has no encodings: {file} gives {others}, "
+            "which stay so"
         )
     return lines
 
 
-def _layers(folder: Path, options: QuantizationOptions) -> Iterator[tuple[str, str]]:
-    """Yield (option, the value in effect) of each tensor of a linear layer."""
+def _differing(folder: Path, options: QuantizationOptions) -> Iterator[tuple[str, str]]:
+    """Yield (option, the value in effect) of each cache and each tensor of a linear layer."""
     graph = load_model(folder / MODEL_FILE).graph
     encodings = load_encodings(folder / ENCODINGS_FILE).by_name()
+    for value in graph.outputs:
+        cache = encodings.get(str(value.name)) if interface.is_kv(str(value.name)) else None
+        if cache is not None and cache.bw != options.kv_bitwidth:
+            yield "kv_bitwidth", f"keys and values of {cache.bw} bits"
     heads = head_products(graph)
     for node in graph:
         if node in heads or len(node.inputs) < 2:

@@ -1,9 +1,9 @@
 """Forecast tokens in a model: rows of its embedding table, and the prefix that they see.
 
 Forecast token i has id n_vocab + i. Its prefix lies in a cache file as Genie saves and restores
-them: a header, unsigned 8-bit keys `[n_kv, head_dim, tokens]` of all layers, values
-`[n_kv, tokens, head_dim]` of all layers, and the scales of both as float64. Integers stand
-symmetric around 128.
+them: a header, keys `[n_kv, head_dim, tokens]` of all layers, values `[n_kv, tokens, head_dim]` of
+all layers, and the scales of both as float64. Integers are unsigned, of 8 or 16 bits as the cache
+of the graphs, and symmetric around the middle; the header does not tell their bits.
 """
 
 import struct
@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from buildlib.embedding.extraction import find_lookup, table_of
 from buildlib.embedding.table import table_chunks
 from buildlib.encodings.attachment import inherit
+from buildlib.encodings.grid import Grid, activation_grid
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import EncodingsError, ModelFileError
 from buildlib.files import atomic_write
@@ -28,7 +28,6 @@ from buildlib.speculative.ssd_tensors import Matrix, SsdTensors
 CACHE_FILE = "kv-cache.primary.qnn-htp"
 _TABLE_FILE = "forecast_table.raw"
 _MAGIC = 0xC0DE
-_ZERO_POINT = 128
 _HEADER = struct.Struct("<IIHHHH")
 
 
@@ -82,24 +81,19 @@ def write_prefix(tensors: SsdTensors, encodings: Encodings, path: Path) -> None:
     caches += [
         (interface.past_value(layer, "in"), values) for layer, values in enumerate(tensors.values)
     ]
-    scales = [_cache_scale(name, by_name) for name, _ in caches]
+    grids = [_cache_grid(name, by_name) for name, _ in caches]
     heads, tokens, dim = tensors.keys[0].shape
     with atomic_write(path) as file:
         file.write(_HEADER.pack(len(caches), _MAGIC, 0, heads, dim, tokens))
-        for (_, array), scale in zip(caches, scales, strict=True):
-            file.write(_quantized(array, scale).tobytes())
-        file.write(struct.pack(f"<{len(scales)}d", *scales))
+        for (_, array), grid in zip(caches, grids, strict=True):
+            file.write(np.ascontiguousarray(grid.quantize(array)).tobytes())
+        file.write(struct.pack(f"<{len(grids)}d", *(grid.scale[0] for grid in grids)))
 
 
-def _quantized(array: Matrix, scale: float) -> npt.NDArray[np.uint8]:
-    integers = np.clip(np.round(array / scale) + _ZERO_POINT, 0, 255)
-    return np.ascontiguousarray(integers, np.uint8)
-
-
-def _cache_scale(name: str, encodings: Mapping[str, Encoding]) -> float:
+def _cache_grid(name: str, encodings: Mapping[str, Encoding]) -> Grid:
     encoding = encodings.get(name)
-    kind = encoding and (encoding.dtype, encoding.enc_type, encoding.bw, encoding.offset)
-    if encoding is None or kind != ("INT", "PER_TENSOR", 8, (-_ZERO_POINT,)):
-        reason = "forecast prefixes need caches of unsigned 8-bit integers around 128"
+    grid = None if encoding is None or encoding.dtype != "INT" else activation_grid(encoding)
+    if grid is None or grid.zero_point != (1 << (grid.bits - 1),):
+        reason = "forecast prefixes need caches of unsigned integers around the middle"
         raise EncodingsError(name, reason)
-    return encoding.scale[0]
+    return grid

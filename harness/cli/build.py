@@ -65,12 +65,15 @@ class BuildSummary:
     stages_run: int
     stages_reused: int
     seconds: float
+    kv_cache_bytes: int | None = None
 
     def as_line(self) -> str:
         """Format as a line of text."""
+        cached = self.kv_cache_bytes
+        cache = "" if cached is None else f"KV cache {size_text(cached)}, "
         return (
             f"{self.folder}: {self.target}, {self.precision or 'precision unknown'}, "
-            f"{pluralize(self.parts, 'part')}, {size_text(self.size_bytes)}, "
+            f"{pluralize(self.parts, 'part')}, {size_text(self.size_bytes)}, {cache}"
             f"{pluralize(self.stages_run, 'stage')} run, {self.stages_reused} from the cache"
         )
 
@@ -525,6 +528,7 @@ def _summary(
         stages_run=sum(not record.reused for record in records),
         stages_reused=sum(record.reused for record in records),
         seconds=round(sum(record.seconds for record in records), 3),
+        kv_cache_bytes=container.kv_cache_bytes,
     )
 
 

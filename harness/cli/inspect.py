@@ -18,7 +18,7 @@ from buildlib.container.chat_template import ChatTemplate
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import DlcInfo, inspect_dlc, is_dlc
 from buildlib.container.layout import METADATA
-from buildlib.container.manifest import PRECISION, is_container
+from buildlib.container.manifest import KV_BYTES, PRECISION, is_container
 from buildlib.container.op_packages import registrations
 from buildlib.mllm.parameter_file import read_parameters
 from buildlib.sizes import size_text
@@ -167,11 +167,12 @@ def _print_manifest(
         "SHA-256": metadata.container_sha256,
         "written": datetime.fromtimestamp(int(modified_at), UTC),
         "precision": container.precision,
+        "KV cache": _kv_cache(container),
         "chat template": "none" if template is None else "yes",
         **{
             f"stored {name}": value
             for name, value in model.quantization.items()
-            if name != PRECISION
+            if name not in {PRECISION, KV_BYTES}
         },
         **metadata.toolchain,
         **metadata.options,
@@ -182,6 +183,18 @@ def _print_manifest(
         facts[f"registers {number}"] = f"{one} sha256:{metadata.files[one.file].sha256[:16]}"
     print_facts(console, facts)
     _print_files(console, {part.name: (part.size_bytes, part.kind) for part in container.sizes})
+
+
+def _kv_cache(container: GenAIContainer) -> str | None:
+    """Say what the cache takes, and what a decode step reads: cache and weights."""
+    n_bytes, length = container.kv_cache_bytes, container.metadata.graphs.context_length
+    if n_bytes is None:
+        return None
+    step = n_bytes + container.sizes_by_kind["binary"]
+    return (
+        f"{size_text(n_bytes)} at CL {length}, {size_text(n_bytes // length)} a token; a decode "
+        f"step reads it and the weights, up to {size_text(step)}"
+    )
 
 
 def _print_files(console: Console, files: Mapping[str, tuple[int, str]]) -> None:

@@ -27,7 +27,7 @@ QUANTIZED_TOLERANCE = 0.01
 _EIGHT_BITS, _FOUR_BITS = 0.03, 0.10
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?%")
 _NUMBER = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?")
-_BITS = re.compile(r"W([0-9]{1,2})(?:/[0-9]{1,2})*A([0-9]{1,2})(?:/[0-9]{1,2})*")
+_BITS = re.compile(r"W([0-9]{1,2})(?:/[0-9]{1,2})*A([0-9]{1,2})(?:/[0-9]{1,2})*(?:KV16)?")
 """`W4A16`; of `W4/8A16` the lowest number of bits counts, which stands first."""
 
 

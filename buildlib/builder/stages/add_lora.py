@@ -11,7 +11,7 @@ from buildlib.cache.key import text_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
-from buildlib.encodings.files import save_encodings
+from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import load_model
 from buildlib.lora.adapters import Adapters
@@ -19,8 +19,10 @@ from buildlib.lora.branches import LoraBranches
 from buildlib.lora.calibration import calibrate_adapters
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.lora.projections import find_projections
+from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.calibration import range_choice
 from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.recipe import choose_cache_bits
 
 LORA_FILE = "genie_lora.json"
 """The engine's block for the adapters beside it."""
@@ -69,6 +71,8 @@ class AddLora(CachedStage):
     def run(self, folder: Path) -> None:
         before, target = self.model.folder, folder / MODEL_FILE
         adapters = Adapters.load(self.adapters, find_projections(load_model(before / MODEL_FILE)))
+        bits = Bitwidths.from_options(self.quantization)
+        kv_bits = choose_cache_bits(bits, load_encodings(before / ENCODINGS_FILE))
         alpha = self.config.alpha_tensor_name
         LoraBranches(adapters.branches, alpha).run(before / MODEL_FILE, target)
         calibrated = calibrate_adapters(
@@ -78,7 +82,7 @@ class AddLora(CachedStage):
             load_config(before / CONFIG_FILE),
             calibration_windows(before, self.calibration_text),
             self.config.quant_updatable_mode,
-            range_choice(self.quantization.activation_ranges, self.quantization.act_bitwidth),
+            range_choice(self.quantization.activation_ranges, bits.act_bitwidth, kv_bits),
         )
         save_encodings(calibrated.encodings, folder / ENCODINGS_FILE)
         adapters.write(folder)

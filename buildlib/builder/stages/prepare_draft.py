@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from buildlib.graph.files import link_into, load_model, save_model
 from buildlib.graph.validation import check_model, check_types
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.quantize.recipe import encodings_from_ranges
+from buildlib.quantize.recipe import cache_bits, encodings_from_ranges
 from buildlib.speculative.draft_model import (
     DraftHead,
     HiddenStatesOutput,
@@ -56,7 +56,7 @@ class PrepareDraft(CachedStage):
         spoken: the target with hidden states, its embedding in the graph.
         target: the same with its embedding on the host.
         calibration_text: on which the head is calibrated.
-        quantization: bits of the head.
+        quantization: bits of the head, whose cache has those of the target's.
     """
 
     operation = "draft"
@@ -94,11 +94,13 @@ class PrepareDraft(CachedStage):
         head.write_config(before / CONFIG_FILE, folder / CONFIG_FILE)
         link_into(before / TOKENIZER_FILE, folder)
         windows = calibration_windows(before, self.calibration_text)
+        target = load_encodings(self.target.folder / ENCODINGS_FILE)
+        bits = Bitwidths.from_options(self.quantization)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".calibrate.") as scratch:
             encodings = encodings_from_ranges(
                 placed,
-                shared_encodings(load_encodings(self.target.folder / ENCODINGS_FILE)),
+                shared_encodings(target),
                 partial(observe_draft, placed, before / MODEL_FILE, config, windows, Path(scratch)),
-                Bitwidths.from_options(self.quantization),
+                replace(bits, kv_bitwidth=cache_bits(target)),
             )
         save_encodings(encodings, folder / ENCODINGS_FILE)

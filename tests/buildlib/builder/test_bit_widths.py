@@ -20,6 +20,7 @@ from suites.models import tiny_llama
 from tests.builders import builder_for
 
 ACT, PARAM = "quantization.act_bitwidth", "quantization.param_bitwidth"
+KV = "quantization.kv_bitwidth"
 BLOCK = "quantization.lpbq_block_size"
 TECHNIQUES = "quantization.techniques"
 FEW = VerifyOptions(max_positions=24, continuation=2)
@@ -136,12 +137,16 @@ def onnx_folder(export: Path, folder: Path, keep: Callable[[str], bool]) -> Path
 @pytest.mark.parametrize(
     ("keep", "options", "precision", "warned"),
     [
-        ("", {PARAM: 4, ACT: 8}, "W4A8", {}),
+        ("", {PARAM: 4, ACT: 8, KV: 16}, "W4A8KV16", {}),
         (
             ".",
-            {PARAM: 4, ACT: 8},
+            {PARAM: 4, ACT: 8, KV: 16},
             "W8A16",
-            {f"{ACT}=8": "7 activations of 16 bits", f"{PARAM}=4": "7 weights of 8 bits"},
+            {
+                f"{ACT}=8": "7 activations of 16 bits",
+                f"{KV}=16": "2 keys and values of 8 bits",
+                f"{PARAM}=4": "7 weights of 8 bits",
+            },
         ),
         ("^(?!.*mlp)", {PARAM: 4}, "W4/8A16", {f"{PARAM}=4": "4 weights of 8 bits"}),
     ],

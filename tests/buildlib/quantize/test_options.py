@@ -65,6 +65,7 @@ def test_blocks_of_lpbq_have_the_vendors_name_too() -> None:
     ("key", "value", "said"),
     [
         (RECIPE, "w4a61", r"there is no recipe 'w4a61'; there are w8a16, .*LPBQ_SeqMSE"),
+        ("quantization.kv_bitwidth", 12, "must be 8 or 16"),
         (f"{KWARGS}.gptaq.dampng", 0.1, rf"did you mean {KWARGS}.gptaq.damping\?"),
         (f"{KWARGS}.gptqa.damping", 0.1, rf"did you mean {KWARGS}.gptq.damping\?"),
         (f"{KWARGS}.gptaq.damping", 0, "must be greater than 0"),

@@ -15,7 +15,7 @@ from buildlib.numerics.runners import OnnxRunner, read_ports
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.grids import check_shared_caches
 from buildlib.quantize.qdq import apply_encodings
-from buildlib.quantize.recipe import complete_encodings
+from buildlib.quantize.recipe import cache_bits, complete_encodings
 
 WINDOWS = [[int(t) for t in np.random.default_rng(n).integers(0, 300, 48)] for n in range(2)]
 NONE = Encodings()
@@ -92,22 +92,27 @@ def test_text_fills_in_only_missing_encodings(
     assert all(found[name] == encoding for name, encoding in less.by_name().items())
 
 
-@pytest.mark.parametrize("bits", [Bitwidths(), Bitwidths(8, 32, 4)])
+@pytest.mark.parametrize(
+    "bits", [Bitwidths(), Bitwidths(8, 32, 4), Bitwidths(kv_bitwidth=16), Bitwidths(8, 32, 8, 16)]
+)
 def test_requested_bits_are_used(
     path: Path, config: DecoderConfig, bits: Bitwidths, tmp_path: Path
 ) -> None:
     found = complete_encodings(path, NONE, config, WINDOWS, bits)
     names = found.by_name()
     assert names["logits"].bw == bits.act_bitwidth
-    assert names["past_key_0_in"].bw == 8
+    kv_bits = bits.kv_bitwidth or 8
+    for name in ("past_key_0_in", "past_value_1_out", "layer_1_keys", "layer_0_values"):
+        assert (names[name].bw, names[name].offset) == (kv_bits, (-(1 << (kv_bits - 1)),)), name
     assert names["model.layers.0.mlp.up_proj.weight"].bw == bits.param_bitwidth
     quantized = apply_encodings(path, found, tmp_path / "q.onnx")
     assert read_ports(quantized).outputs["logits"].dtype == f"uint{bits.act_bitwidth}"
+    assert read_ports(quantized).inputs["past_value_0_in"].dtype == f"uint{kv_bits}"
     with HostLoop({16: [OnnxRunner(quantized)]}, config) as loop:
         assert np.isfinite(loop.feed(WINDOWS[0][:16])).all()
 
 
-@pytest.mark.parametrize("key", ["act_bitwidth", "bias_bitwidth", "param_bitwidth"])
+@pytest.mark.parametrize("key", ["act_bitwidth", "bias_bitwidth", "param_bitwidth", "kv_bitwidth"])
 def test_bits_that_cannot_be_built(key: str) -> None:
     with pytest.raises(InvalidOptionError, match=key):
         Bitwidths(**{**asdict(Bitwidths()), key: 12})
@@ -127,6 +132,31 @@ def test_contradictory_caches_are_refused_by_name(
                 action()
     alike = changed(whole, "past_key_1_in", scale=(scale[0] * (1 + 1e-8),))
     apply_encodings(path, alike, tmp_path / "alike.onnx")
+
+
+def test_given_caches_decide_the_bits_of_all(
+    path: Path, config: DecoderConfig, whole: Encodings
+) -> None:
+    wide = complete_encodings(path, NONE, config, WINDOWS, Bitwidths(kv_bitwidth=16))
+    kept = {"past_key_0_in", "past_key_0_out"}
+    some = without(wide, lambda e: e.name not in kept)
+    for asked in (None, 8):
+        found = complete_encodings(path, some, config, WINDOWS, Bitwidths(kv_bitwidth=asked))
+        assert cache_bits(found) == 16
+        assert found.by_name()["past_key_0_in"] == wide.by_name()["past_key_0_in"]
+    assert (cache_bits(whole), cache_bits(NONE)) == (8, None)
+
+
+def test_caches_of_two_widths_are_refused(
+    path: Path, config: DecoderConfig, whole: Encodings
+) -> None:
+    """As Genie refuses their container: "Only one bitwidth permitted per cache group"."""
+    mixed = whole
+    for end in ("in", "out"):
+        mixed = changed(mixed, f"past_value_1_{end}", bw=16, offset=(-(1 << 15),))
+    less = without(mixed, lambda e: e.name == "layer_1_values")
+    with pytest.raises(EncodingsError, match="past_value_1_in: it has 16 bits and past_key_0_in 8"):
+        complete_encodings(path, less, config)
 
 
 def test_models_that_share_caches_must_agree_on_their_grids(whole: Encodings) -> None:

@@ -103,26 +103,37 @@ def test_more_rows_change_no_token(
     assert names[0] == interface.INPUT_IDS
 
 
+@pytest.mark.parametrize("bits", [8, 16])
 def test_the_prefix_lies_on_the_grids_of_the_caches(
-    tiny_export: Path, config: DecoderConfig, tmp_path: Path
+    tiny_export: Path, config: DecoderConfig, tmp_path: Path, bits: int
 ) -> None:
     tensors = loaded(TORCH_FILE, config)
     encodings = load_encodings(tiny_export / "model.encodings")
+    half = 1 << (bits - 1)
+    wider = tuple(
+        e.model_copy(
+            update={"bw": bits, "offset": (-half,), "scale": (e.scale[0] * 127 / (half - 1),)}
+        )
+        if interface.is_kv(e.name)
+        else e
+        for e in encodings.activation_encodings
+    )
+    encodings = encodings.model_copy(update={"activation_encodings": wider})
     write_prefix(tensors, encodings, tmp_path / "cache")
     data = (tmp_path / "cache").read_bytes()
     layers, heads, dim, tokens = config.num_hidden_layers, 2, 12, 4
     assert struct.unpack_from("<IIHHHH", data) == (2 * layers, 0xC0DE, 0, heads, dim, tokens)
     scales = struct.unpack(f"<{2 * layers}d", data[-16 * layers :])
-    body = np.frombuffer(data, np.uint8, offset=16, count=2 * layers * heads * dim * tokens)
-    caches = body.reshape(2 * layers, -1).astype(np.float32) - 128
+    body = np.frombuffer(data, f"uint{bits}", offset=16, count=2 * layers * heads * dim * tokens)
+    caches = body.reshape(2 * layers, -1).astype(np.float32) - half
     key = caches[1].reshape(heads, dim, tokens) * scales[1]
     value = caches[layers + 1].reshape(heads, tokens, dim) * scales[layers + 1]
     for found, given, scale in (
         (key, tensors.keys[1].transpose(0, 2, 1), scales[1]),
         (value, tensors.values[1], scales[layers + 1]),
     ):
-        inside = np.abs(given) < 127 * scale
+        inside = np.abs(given) < (half - 1) * scale
         assert np.abs(found - given)[inside].max(initial=0.0) <= scale / 2 + 1e-6
         assert np.all(np.sign(found)[~inside] == np.sign(given)[~inside])
-    with pytest.raises(EncodingsError, match="unsigned 8-bit"):
+    with pytest.raises(EncodingsError, match="unsigned integers"):
         write_prefix(tensors, Encodings(), tmp_path / "none")

@@ -144,6 +144,8 @@ def test_a_tolerance_is_relative_to_the_float_that_says_most(store: ResultsStore
         ((25.5, 25.4), "W8A16", "passed"),
         ((26.6, 25.4), "W8A16", "failed"),
         ((26.6, 25.4), "W4A16", "passed"),
+        ((26.6, 25.4), "W4A16KV16", "passed"),
+        ((26.6, 25.4), "W8A16KV16", "failed"),
         ((28.5, 25.4), "W4A16", "failed"),
         ((25.5, 25.4, 28.0), "W8A16", "failed"),
         ((25.5,), "W8A16", None),

@@ -35,7 +35,9 @@ from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.runtimes.graph.runtime import GraphRuntime, open_model
 from harness.runtimes.graph.tensors import FloatReference, parse_dump
+from harness.workloads.perplexity import float_perplexity
 from suites.models import tiny_llama
+from tests.builders import builder_for
 
 SHAPE = GraphShape(32, 192)
 PROMPT = "In the beginning God created the heaven and the earth. And God said,"
@@ -84,6 +86,21 @@ def test_step_logits_and_scores_are_those_of_genie(pair: Pair, tiny_bundle: Path
     assert scored.perplexity == pytest.approx(genie.score(windows).perplexity, rel=1e-5)
     assert scored.positions == genie.positions()
     assert len(scored.traces) == 1
+
+
+def test_a_cache_of_16_bits_is_that_of_genie(virtual_device: Device, build_cache: Path) -> None:
+    builder = builder_for(tiny_llama.folder(), build_cache)
+    container = builder.set_options({"quantization.kv_bitwidth": 16}).build()
+    assert (container.precision, container.kv_cache_bytes) == ("W8A16KV16", 192 * 8 * 2 * 24 * 2)
+    model = open_model(container.path)
+    windows = model.windows(tiny_llama.heldout_text(), 1)
+    with both(virtual_device, container) as pair:
+        texts = {one.generate(GenerationRequest(3, prompt=PROMPT)).text for one in pair}
+        scores = [one.score(windows).perplexity for one in pair]
+    assert len(texts) == 1
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+    in_float = float_perplexity(tiny_llama.folder(), model.info, windows)
+    assert scores[0] == pytest.approx(in_float, rel=0.003)
 
 
 @pytest.mark.parametrize(
