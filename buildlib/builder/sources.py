@@ -2,10 +2,11 @@
 
 import json
 import math
-import os
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from buildlib.builder.calibration_text import DEFAULT_TEXT_USED, default_text, folder_text
 from buildlib.builder.options import MhaConfig
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.architectures import SupportedLLMs, detect_architecture
@@ -18,20 +19,11 @@ from buildlib.checkpoint.layout import (
     TOKENIZER_FILE,
 )
 from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate, template_files
-from buildlib.errors import (
-    InputFileError,
-    InvalidOptionError,
-    ModelFileError,
-)
+from buildlib.errors import InvalidOptionError, ModelFileError, ModelWarning
 from buildlib.files import check_file
 from buildlib.graph.files import external_tensors, load_model
 from buildlib.quantize.techniques.rotation import ROTATED
 
-NO_CALIBRATION_TEXT = (
-    f"it has no calibration text: put {CALIBRATION_TEXT} into the folder, or name a text with "
-    "--calibration FILE"
-)
-_MAX_TEXT_BYTES = 64 << 20
 _NO_FILE = Path("config_dict")  # what messages call a configuration that was given as itself
 
 
@@ -243,10 +235,14 @@ def find_source(
         path: the folder, or the file.
         calibration_text: in place of the text in the folder.
         files: those that have other names or places.
-        calibrates: whether a checkpoint without text is refused.
+        calibrates: whether a checkpoint, or an ONNX without encodings, that has no text gets the
+            default one.
+
+    Warns:
+        ModelWarning: it got the default text.
 
     Raises:
-        ModelFileError: no folder, nothing in it that can be built, or a checkpoint without text.
+        ModelFileError: no folder, or nothing in it that can be built.
         InputFileError: its calibration text is too large.
     """
     places = files or SourceFiles()
@@ -259,25 +255,36 @@ def find_source(
     model = path if path.is_file() else _onnx_in(folder)
     if model is not None:
         tokenizer = _require_file(places.tokenizer or folder / TOKENIZER_FILE, folder)
+        encodings = _encodings_of(model, places.encodings)
+        template = ChatTemplate.find(tokenizer.parent)
+        text = calibration_text or folder_text(folder)
+        if text is None and encodings is None and calibrates:
+            text = _default_text(template, folder)
         return OnnxSource(
             name=folder.resolve().name,
             model=model,
-            encodings=_encodings_of(model, places.encodings),
+            encodings=encodings,
             config=_config_text(folder, places),
             config_file=places.config or (_NO_FILE if places.config_text else folder / CONFIG_FILE),
             tokenizer=tokenizer,
-            calibration_text=calibration_text or _folder_text(folder),
-            chat_template=ChatTemplate.find(tokenizer.parent),
+            calibration_text=text,
+            chat_template=template,
         )
     for name in (CONFIG_FILE, TOKENIZER_FILE):
         _require_file(folder / name, folder)
     if not any(folder.glob("*.safetensors")):
         reason = f"it holds neither an ONNX model such as {MODEL_FILE} nor model.safetensors"
         raise ModelFileError(folder, reason)
-    text = calibration_text or _folder_text(folder)
+    template = ChatTemplate.find(folder)
+    text = calibration_text or folder_text(folder)
     if text is None and calibrates:
-        raise ModelFileError(folder, NO_CALIBRATION_TEXT)
-    return CheckpointSource(folder, text or "", ChatTemplate.find(folder))
+        text = _default_text(template, folder)
+    return CheckpointSource(folder, text or "", template)
+
+
+def _default_text(template: ChatTemplate | None, folder: Path) -> str:
+    warnings.warn(f"{folder.resolve().name}: {DEFAULT_TEXT_USED}", ModelWarning, stacklevel=2)
+    return default_text(template, folder)
 
 
 def _template_text(template: ChatTemplate | None) -> dict[str, str]:
@@ -337,30 +344,3 @@ def _require_file(path: Path, folder: Path) -> Path:
     except OSError as error:
         raise ModelFileError(folder, f"{label}: {error.strerror}") from error
     return path
-
-
-def _folder_text(folder: Path) -> str | None:
-    path = folder / CALIBRATION_TEXT
-    return read_text(path) if os.path.lexists(path) else None
-
-
-def read_text(path: Path) -> str:
-    """Read a text to calibrate on.
-
-    Raises:
-        InputFileError: it is no file, too large, or no text in UTF-8.
-    """
-    try:
-        check_file(path)
-        size = path.stat().st_size
-        if size > _MAX_TEXT_BYTES:
-            reason = f"it has {size} bytes and may have {_MAX_TEXT_BYTES}; keep a part of it"
-            raise InputFileError(str(path), reason)
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputFileError(str(path), error.strerror or str(error)) from error
-    except UnicodeDecodeError as error:
-        raise InputFileError(str(path), f"no text in UTF-8: {error.reason}") from error
-    if "\0" in text:
-        raise InputFileError(str(path), "no text: it holds NUL characters")
-    return text

@@ -83,12 +83,15 @@ class ChatTemplate:
         container: Path,
         *,
         add_generation_prompt: bool = True,
+        date: str | None = None,
     ) -> list[str]:
         """Render conversations, in a child process with bounded time and memory.
 
         Args:
             container: the folder that errors name.
             add_generation_prompt: end with the text that precedes an answer.
+            date: what a template that writes today's date has for it, in ISO 8601; by default
+                today.
 
         Raises:
             ContainerError: the template is wrong, refuses a conversation, or takes too much.
@@ -98,6 +101,7 @@ class ChatTemplate:
             "special_tokens": dict(self.special_tokens),
             "conversations": [[dict(message) for message in each] for each in conversations],
             "add_generation_prompt": add_generation_prompt,
+            "date": date,
         }
         step = Step(_WORKER, "render", container / TOKENIZER_CONFIG, _TIMEOUT_S, "")
         try:

@@ -39,7 +39,7 @@ def render(request: bytes) -> list[str]:
     """Render the conversations of a request."""
     arguments = json.loads(request)
     try:
-        template = _environment().from_string(arguments["template"])
+        template = _environment(arguments.get("date")).from_string(arguments["template"])
         texts = [
             template.render(
                 messages=messages,
@@ -63,12 +63,17 @@ def render(request: bytes) -> list[str]:
     return texts
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment(date: str | None) -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _raise, "strftime_now": _format_now}
+
+    def format_now(form: str) -> str:
+        now = datetime.now() if date is None else datetime.fromisoformat(date)  # noqa: DTZ005
+        return now.strftime(form)  # local, as transformers has it
+
+    environment.globals |= {"raise_exception": _raise, "strftime_now": format_now}
     return environment
 
 
@@ -87,10 +92,6 @@ def _to_json(
         separators=separators,
         sort_keys=sort_keys,
     )
-
-
-def _format_now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005  (local, as transformers has it)
 
 
 def _raise(message: str) -> NoReturn:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from buildlib.builder.original_paths import original_paths
 from buildlib.builder.plan import BuildPlan
-from buildlib.builder.sources import NO_CALIBRATION_TEXT, OnnxSource
+from buildlib.builder.sources import OnnxSource
 from buildlib.builder.stage import CachedStage
 from buildlib.builder.stages.package import CONTAINER
 from buildlib.cache.key import combined_sha256, text_sha256
@@ -23,7 +23,6 @@ from buildlib.encoder.inputs import TextTokens, calibration_tokens, observe_enco
 from buildlib.encoder.onnx_import import import_encoder
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
-from buildlib.errors import ModelFileError
 from buildlib.graph.files import load_model
 from buildlib.graph.values import static_shape
 from buildlib.quantize.bitwidths import Bitwidths
@@ -123,12 +122,11 @@ class QuantizeEncoder(CachedStage):
 
     def run(self, folder: Path) -> None:
         export = self.model.export
+        text = export.calibration_text
         with original_paths(export), tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
 
             def observe() -> Mapping[str, tuple[float, float]]:
-                if export.calibration_text is None:
-                    raise ModelFileError(export.folder, NO_CALIBRATION_TEXT)
-                windows = list(calibration_tokens(self.model.tokens, export.calibration_text))
+                windows = list(calibration_tokens(self.model.tokens, text or ""))
                 return observe_encoder(
                     self.source, windows, self.model.config.padding, Path(scratch)
                 )
@@ -137,7 +135,9 @@ class QuantizeEncoder(CachedStage):
             encodings = (
                 Encodings() if export.encodings is None else load_encodings(export.encodings)
             )
-            encodings = encodings_from_ranges(self.source, encodings, observe, bits)
+            encodings = encodings_from_ranges(
+                self.source, encodings, observe if text else None, bits
+            )
         save_encodings(encodings, folder / ENCODINGS_FILE)
         apply_encodings(self.source, encodings, folder / f"{GRAPH}.qdq.onnx")
 

@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 import typer
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from buildlib.builder.sources import NO_CALIBRATION_TEXT
+from buildlib.builder.sources import find_source
 from buildlib.checkpoint.config import load_checkpoint_config
-from buildlib.checkpoint.layout import CALIBRATION_TEXT, CONFIG_FILE
-from buildlib.errors import ModelFileError
+from buildlib.checkpoint.layout import CONFIG_FILE
 from buildlib.files import atomic_write_bytes
 from buildlib.mllm.config import (
     AotConfig,
@@ -140,7 +139,8 @@ def quantize(
     calibration: Annotated[
         Path | None,
         typer.Option(
-            help="Text to calibrate on; by default text/calibration.txt of the checkpoint.",
+            help="Text to calibrate on; by default text/calibration.txt of the checkpoint, "
+            "else the text that comes with qnnfarm.",
             show_default=False,
         ),
     ] = None,
@@ -281,12 +281,9 @@ def read_configs(model_file: Path, aot_file: Path) -> tuple[ModelConfig, AotConf
 
 
 def _calibration_text(model_path: Path, choice: Path | None) -> str:
-    path = choice or model_path / CALIBRATION_TEXT
-    if choice is None and not path.is_file():
-        if not model_path.is_dir():
-            raise ModelFileError(model_path, "no such folder")
-        raise ModelFileError(model_path, NO_CALIBRATION_TEXT)
-    return read_text(path)
+    if choice is not None:
+        return read_text(choice)
+    return find_source(model_path, None).calibration_text or ""
 
 
 @contextmanager

@@ -123,7 +123,12 @@ class ModelOptions:
         Path | None, typer.Option(help="Encodings of the ONNX, when they do not lie beside it.")
     ] = None
     calibration: Annotated[
-        Path | None, typer.Option(help="Text to calibrate on where encodings are missing.")
+        Path | None,
+        typer.Option(
+            help="Text to calibrate on where encodings are missing; by default "
+            "text/calibration.txt of the model, else the text that comes with qnnfarm.",
+            show_default=False,
+        ),
     ] = None
     recipe: Annotated[
         str | None,

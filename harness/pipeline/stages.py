@@ -17,14 +17,9 @@ from pydantic import (
 )
 
 from buildlib.builder.build_options import COMPILATION, TRANSFORMATION, BuildOptions
+from buildlib.builder.calibration_text import read_text
 from buildlib.builder.plan import BuildPlan
-from buildlib.builder.sources import (
-    NO_CALIBRATION_TEXT,
-    CheckpointSource,
-    OnnxSource,
-    find_source,
-    read_text,
-)
+from buildlib.builder.sources import CheckpointSource, OnnxSource, find_source
 from buildlib.builder.stages.author import AuthorModel
 from buildlib.builder.stages.complete_encodings import CompleteEncodings
 from buildlib.builder.stages.import_onnx import ImportOnnx
@@ -41,7 +36,7 @@ from buildlib.checkpoint.layout import (
 from buildlib.container.chat_template import ChatTemplate
 from buildlib.container.container import GenAIContainer
 from buildlib.container.op_packages import added_operations, host_libraries
-from buildlib.errors import InputFileError, InvalidOptionError, ModelFileError
+from buildlib.errors import InputFileError, InvalidOptionError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.shape import GraphShape
 from buildlib.quantize.options import QuantizationOptions, TechniqueName, check_arguments
@@ -312,15 +307,14 @@ def _as_entry(model: ModelFolder) -> CacheEntry:
 
 
 def _calibration_text(name: str | None, context: StageContext) -> str | None:
-    """Read the text that the recipe names, or that lies in the model's folder."""
-    folder = folder_of(context.model_dir)
-    path = folder / CALIBRATION_TEXT if name is None else context.resolve(name)
+    """Read the text that the recipe names, or else the model's own or the default one."""
+    path = (
+        folder_of(context.model_dir) / CALIBRATION_TEXT if name is None else context.resolve(name)
+    )
     if name is not None or path.is_file():
         context.runner.watch.hash({path.name: path})
         return read_text(path)
-    if isinstance(find_source(context.model_dir, None, calibrates=False), CheckpointSource):
-        raise ModelFileError(folder, NO_CALIBRATION_TEXT)
-    return None  # the encodings of an ONNX may be complete
+    return find_source(context.model_dir, None).calibration_text
 
 
 def onnx_source(model: ModelFolder, context: StageContext, text: str | None) -> OnnxSource:

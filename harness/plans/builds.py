@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from buildlib.builder.calibration_text import read_text
 from buildlib.container.container import GenAIContainer
 from buildlib.container.files import check_replaceable
 from buildlib.error_base import QnnfarmError, one_line
@@ -117,7 +118,6 @@ class BuildRequest(BaseModel):
 
     def plan(self) -> "Build":
         """Check it, and return the build that it asks for."""
-        from buildlib.builder.sources import read_text
         from buildlib.builder_options import apply_options
         from buildlib.genai import GenAIBuilderFactory
 

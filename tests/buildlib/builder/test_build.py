@@ -16,7 +16,7 @@ from buildlib.errors import (
     ContainerError,
     ModelFileError,
 )
-from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.genai import GenAIBuilderHTP
 from buildlib.replay import emulator_twin
 from suites.models import tiny_llama
 from tests.builders import builder_for
@@ -145,10 +145,3 @@ def test_truncated_weights_are_refused_before_anything_is_written(
         builder_for(checkpoint, tmp_path / "cache").build()
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "cache").rglob("*.onnx"))
-
-
-def test_a_checkpoint_needs_text(checkpoint: Path, tmp_path: Path) -> None:
-    shutil.rmtree(checkpoint / "text")
-    with pytest.raises(ModelFileError, match="--calibration"):
-        GenAIBuilderFactory.create(checkpoint, cache_root=tmp_path)
-    GenAIBuilderFactory.create(checkpoint, cache_root=tmp_path, calibration_text="text")
