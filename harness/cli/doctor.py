@@ -176,22 +176,36 @@ def _ledger() -> Result:
 
 
 def _adb() -> Result:
-    from harness.devices.adb.server import find_adb, is_taken, resolve_server, server_address
+    """Name program and server: qnnfarm asks the server itself, people and scripts the program."""
+    from harness.devices.adb.server import find_adb, identify_adb
+
+    try:
+        program = identify_adb(find_adb())
+        state, detail, *advices = _adb_server()
+    except AdbServerError as error:
+        return "broken", str(error)
+    detail = f"{program.release} at {program.path}; {detail}"
+    if not program.tells_loss:
+        state = "note"
+        advices.append("scripts need 35: `adb shell` of this one exits with 0 if its device goes")
+    return state, detail, "; ".join(filter(None, advices))
+
+
+def _adb_server() -> Result:
+    from harness.devices.adb.server import is_taken, resolve_server, server_address
     from harness.pool.pool import trusted_users
 
     address = server_address()
     if address.local and not is_taken(address):
-        return "ok", f"no server runs; {find_adb()} will be started when a device is needed"
-    try:
-        return _reach_of(resolve_server(address, trusted_users=trusted_users()))
-    except AdbServerError as error:
-        return "broken", str(error)
+        return "ok", "no server runs, qnnfarm starts one when a device is needed"
+    return _reach_of(resolve_server(address, trusted_users=trusted_users()))
 
 
 def _reach_of(server: "AdbServer") -> Result:
     """Name the users of an adb server's devices: it authenticates nobody."""
     address = server.address
-    detail = f"server at {address}, protocol {server.version}, used as it is"
+    release = server.release() or f"1.0.{server.version}, before 35"
+    detail = f"server of adb {release} at {address}, used as it is"
     if address.path:
         status = Path(address.path).stat()
         owner = user_name(status.st_uid)

@@ -6,7 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -17,9 +17,17 @@ from rich.text import Text
 from buildlib.sizes import age_text
 from harness.cli.arguments import WAIT_S, Json, Wait
 from harness.console import Row, answers, print_json, print_remark, print_rows
-from harness.devices.adb.server import find_adb, server_address
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.server import find_adb, identify_adb, server_address
+from harness.devices.adb.transport import AdbTransport
 from harness.devices.spec import DeviceSpec, device_types
-from harness.errors import LeaseLostError, NotificationError, WrongUseError, one_line
+from harness.errors import (
+    DeviceLostError,
+    LeaseLostError,
+    NotificationError,
+    WrongUseError,
+    one_line,
+)
 from harness.exit_codes import BAD
 from harness.pool.config import ReceiverConfig
 from harness.pool.lease import Lease
@@ -178,26 +186,37 @@ def lease(
         user = this_process().user
         if other := next((r for r in member.reservations if r.user != user), None):
             print_remark(f"{member.name} is {other.describe(time.time())}: the lease ends then")
-        words, environment = _device_command(member.spec, member.name, command)
-        status = _run_under(grant, words, environment)
+        transport = grant.device.runner.transport
+        adb = transport if isinstance(transport, AdbTransport) else None
+        serial = device_types()[member.spec.type].preview(member.spec).adb_serial
+        environment = {"QNNFARM_DEVICE": member.name}
+        if serial:
+            environment |= {"ANDROID_SERIAL": serial, "ADB_SERVER_SOCKET": server_address().spec}
+        words = command or _shell_on(member.spec, adb.server if adb and serial else None)
+        with adb.lifeline() if adb else nullcontext() as is_cut:
+            status = _run_under(grant, words, environment)
+            if is_cut and is_cut() and status == 0:
+                lost = DeviceLostError(member.name, purpose, "its connection ended")
+                if not command:
+                    raise lost
+                print_remark(str(lost))
     raise typer.Exit(status if status >= 0 else 128 - status)
 
 
-def _device_command(
-    spec: DeviceSpec, name: str, command: list[str] | None
-) -> tuple[list[str], dict[str, str]]:
-    """Return a command, by default a shell on a device, and its variables."""
-    environment = {"QNNFARM_DEVICE": name}
-    serial = device_types()[spec.type].preview(spec).adb_serial
-    if serial:
-        environment |= {"ANDROID_SERIAL": serial, "ADB_SERVER_SOCKET": server_address().spec}
-        shell = [str(find_adb()), "shell"]
-    elif spec.type == "android":
-        shell = ["ssh", "-t", str(spec.host), "adb", "-s", spec.serial, "shell"]
-    else:
-        is_here = spec.type == "local"
-        shell = [os.environ.get("SHELL", "sh")] if is_here else ["ssh", spec.identifier]
-    return command or shell, environment
+def _shell_on(spec: DeviceSpec, server: AdbServer | None) -> list[str]:
+    """Return the command of a shell on a device, which hangs on this host's adb server or none."""
+    if server is not None:
+        adb = identify_adb(find_adb())
+        if adb.protocol != server.version:
+            reason = (
+                f"{adb.path} speaks adb 1.0.{adb.protocol} and would kill the server, which speaks "
+                f"1.0.{server.version}: put the adb of the server on the PATH"
+            )
+            raise WrongUseError(reason)
+        return [str(adb.path), "shell"]
+    if spec.type == "android":
+        return ["ssh", "-t", str(spec.host), "adb", "-s", spec.serial, "shell"]
+    return [os.environ.get("SHELL", "sh")] if spec.type == "local" else ["ssh", spec.identifier]
 
 
 def _run_under(held: Lease, words: list[str], environment: dict[str, str]) -> int:

@@ -29,6 +29,7 @@ _QUERY_TIMEOUT_S = 10.0
 _CONNECTED = re.compile(r"(already )?connected to ")
 _REFUSED_KEY = re.compile(r"(failed to authenticate|unauthorized)", re.IGNORECASE)
 _TRANSIENT = re.compile(r"offline|connecting|authorizing|not found")
+_RELEASE = re.compile(r"\*([\x01-\x20])([\d.]+)")
 _POLL_S = 0.1
 TCP_SERIAL = re.compile(r"(?!usb:).+:\d{1,5}")
 """Serial of a device to which an adb server connects over TCP."""
@@ -123,11 +124,13 @@ class AdbServer:
         while True:
             answer = self._ask_to_connect(serial, deadline.remaining())
             state = self.state(serial)
-            if state == "unauthorized":
+            is_old = answer.startswith("already")
+            # A server of adb 28.0.1 signs nothing on a connection that it has made anew by itself.
+            if state == "unauthorized" and not is_old:
                 raise self.unauthorized(serial)
-            if not _TRANSIENT.search(state):
+            if state != "unauthorized" and not _TRANSIENT.search(state):
                 return
-            if answer.startswith("already"):
+            if is_old:
                 self.disconnect(serial)
             time.sleep(min(_POLL_S, deadline.remaining()))
 
@@ -141,6 +144,17 @@ class AdbServer:
         if not _CONNECTED.match(answer):
             raise DeviceConnectError(serial, answer)
         return answer
+
+    def release(self) -> str:
+        """Return the version of its program, such as 36.0.0; empty before adb 35, which tells none.
+
+        AOSP `packages/modules/adb/proto/adb_host.proto`, `AdbServerStatus`: field 5 is a text.
+        """
+        try:
+            match = _RELEASE.search(self._ask("host:server-status"))
+        except FailReply:
+            return ""
+        return match[2][: ord(match[1])] if match else ""
 
     def unauthorized(self, shown: str) -> DeviceUnauthorizedError:
         """Return the error of a device that does not accept the server's key."""

@@ -19,9 +19,10 @@ import platform
 import re
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import Timeout
@@ -39,10 +40,12 @@ from harness.devices.adb.connection import (
     query,
 )
 from harness.devices.socket_owner import server_owners, tcp_sockets, user_name
-from harness.errors import AdbServerError
+from harness.errors import AdbServerError, one_line
 from harness.paths import make_state_dir, private_lock, state_dir
 
 _VERSION = re.compile(r"[0-9A-Fa-f]{1,4}")
+_VERSIONS = re.compile(r"Android Debug Bridge version 1\.0\.(\d{1,4})(?:\s+Version (\S+))?")
+_TELLS_LOSS = 35
 _PROBE_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 20.0
 _POLL_S = 0.05
@@ -124,6 +127,27 @@ def ensure_server(
         raise AdbServerError(str(address), "another process takes too long to start it") from None
 
 
+@dataclass(frozen=True, slots=True)
+class AdbProgram:
+    """An `adb` on this host.
+
+    Attributes:
+        release: of the platform tools, such as `29.0.6-debian`.
+        protocol: what its server and its client speak, 41 for adb 1.0.41; a client kills a server
+            of another.
+    """
+
+    path: Path
+    release: str
+    protocol: int
+
+    @property
+    def tells_loss(self) -> bool:
+        """True if its `adb shell` fails when the device goes away; older ones end with 0."""
+        major = self.release.partition(".")[0]
+        return major.isdecimal() and int(major) >= _TELLS_LOSS
+
+
 def find_adb() -> Path:
     """Return the `adb` program: the user's on the PATH, else the one that comes with adbutils."""
     import adbutils
@@ -132,6 +156,21 @@ def find_adb() -> Path:
         return Path(adbutils.adb_path())
     except adbutils.AdbError as error:
         raise AdbServerError("(none)", f"no adb program: {error}") from None
+
+
+def identify_adb(path: Path) -> AdbProgram:
+    """Ask an `adb` program for its versions."""
+    try:
+        done = subprocess.run(
+            [path, "version"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AdbServerError("(none)", f"{path} does not run: {error}") from None
+    match = _VERSIONS.match(done.stdout)
+    if match is None:
+        said = one_line(done.stderr or done.stdout, 200) or "nothing"
+        raise AdbServerError("(none)", f"{path} is no adb: to `adb version` it says {said}")
+    return AdbProgram(path, match[2] or f"1.0.{match[1]}", int(match[1]))
 
 
 def _probe(address: ServerAddress, trusted_users: Collection[str]) -> AdbServer:

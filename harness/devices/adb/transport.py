@@ -11,7 +11,7 @@ import posixpath
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import BinaryIO
 
 from harness.clock import Deadline, DeadlineExceeded
@@ -63,6 +63,9 @@ class AdbTransport:
     """Way to an Android device through an adb server.
 
     It holds no connection, so it lives on when the device comes back.
+
+    Attributes:
+        server: the adb server.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class AdbTransport:
     ) -> None:
         self.serial = shown or serial
         self.type = type
-        self._server = server
+        self.server = server
         self._serial = serial
         self._features: frozenset[str] | None = None
         self._is_known = False
@@ -86,8 +89,23 @@ class AdbTransport:
         """Run a script by adb's shell protocol; see `Transport.execute`."""
         self._require("shell_v2", deadline)
         service = f"shell,v2,raw:{script}"
-        with open_service(self._server.address, self._serial, service, deadline) as connection:
+        with open_service(self.server.address, self._serial, service, deadline) as connection:
             return ShellSession(connection, stdout, stderr).run(stdin)
+
+    @contextmanager
+    def lifeline(self) -> Iterator[Callable[[], bool]]:
+        """Keep an idle command on the device; yields whether it was cut off, as all others were.
+
+        For what else runs there: `adb shell` ends with 0 when the device goes away, before adb 35.
+        """
+        deadline = Deadline(_ASK_TIMEOUT_S)
+        with ExitStack() as stack:
+            with self.typed("shell", _ASK_TIMEOUT_S):
+                self._require("shell_v2", deadline)
+                service = "shell,v2,raw:read -r _"
+                connection = open_service(self.server.address, self._serial, service, deadline)
+                stack.enter_context(connection)
+            yield connection.has_input
 
     @contextmanager
     def typed(
@@ -103,7 +121,7 @@ class AdbTransport:
             yield
             self._is_known = True
         except ServerUnreachable as error:
-            raise AdbServerError(self._server.shown, f"went away: {error}") from None
+            raise AdbServerError(self.server.shown, f"went away: {error}") from None
         except (DeadlineExceeded, Stalled) as error:
             if isinstance(error, Stalled):
                 action, timeout_s = f"waiting for progress of the {action}", error.seconds
@@ -161,11 +179,11 @@ class AdbTransport:
         every user of its host.
         """
         with self.typed(f"forward of tcp:{port}", _ASK_TIMEOUT_S):
-            device_features(self._server, self._serial, Deadline(_ASK_TIMEOUT_S))
+            device_features(self.server, self._serial, Deadline(_ASK_TIMEOUT_S))
 
         def connect(deadline: Deadline) -> SocketEnd:
             service = f"tcp:{port}"
-            connection = open_service(self._server.address, self._serial, service, deadline)
+            connection = open_service(self.server.address, self._serial, service, deadline)
             return SocketEnd(connection.detach())
 
         return Forward(connect, f"forward {self.serial}")
@@ -194,7 +212,7 @@ class AdbTransport:
         deadline = Deadline(min(_ASK_TIMEOUT_S, timeout_s))
         with (
             self.typed("reboot", timeout_s),
-            open_service(self._server.address, self._serial, "reboot:", deadline) as connection,
+            open_service(self.server.address, self._serial, "reboot:", deadline) as connection,
             contextlib.suppress(StreamClosed),
         ):
             connection.receive_some(1)
@@ -202,10 +220,10 @@ class AdbTransport:
 
     def is_up(self, device: Device, deadline: Deadline) -> bool:
         """Ask Android, to which the server is connected again if need be."""
-        if TCP_SERIAL.fullmatch(self._serial) and self._server.state(self._serial) != "device":
+        if TCP_SERIAL.fullmatch(self._serial) and self.server.state(self._serial) != "device":
             # Nobody but us connects again to a TCP device that its server gave up.
             with contextlib.suppress(DeviceConnectError):
-                self._server.connect(self._serial, timeout_s=deadline.remaining())
+                self.server.connect(self._serial, timeout_s=deadline.remaining())
         ask = ["getprop", "sys.boot_completed"]
         return device.shell(ask, timeout_s=deadline.remaining()).stdout.strip() == "1"
 
@@ -222,7 +240,7 @@ class AdbTransport:
 
         with (
             self.typed(action, timeout_s, path=unanswered),
-            open_service(self._server.address, self._serial, "sync:", deadline) as connection,
+            open_service(self.server.address, self._serial, "sync:", deadline) as connection,
         ):
             connection.stall_s = _STALL_S
             session = SyncSession(connection)
@@ -239,15 +257,15 @@ class AdbTransport:
 
     def _closed(self, action: str, reason: str) -> HarnessError:
         """Make the error of an ended connection, with the state that the adb server tells."""
-        state = self._server.state(self._serial)
+        state = self.server.state(self._serial)
         if state == "unauthorized":
-            return self._server.unauthorized(self.serial)
+            return self.server.unauthorized(self.serial)
         now = f"; the adb server says now: {state}"
         return DeviceLostError(self.serial, action, reason + now)
 
     def _refused(self, action: str, path: str, reason: str) -> HarnessError:
         if reason.startswith("device unauthorized"):
-            return self._server.unauthorized(self.serial)
+            return self.server.unauthorized(self.serial)
         if _UNKNOWN.search(reason) and not self._is_known:
             return NoDeviceError(self.serial)
         if _LOST.search(reason):
@@ -258,7 +276,7 @@ class AdbTransport:
 
     def _all_features(self, deadline: Deadline) -> frozenset[str]:
         if self._features is None:
-            self._features = device_features(self._server, self._serial, deadline)
+            self._features = device_features(self.server, self._serial, deadline)
         return self._features
 
     def _require(self, feature: str, deadline: Deadline) -> None:

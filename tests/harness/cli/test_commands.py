@@ -242,7 +242,8 @@ def test_doctor_says_who_can_use_the_devices_of_an_adb_server(
     process: Run, adb_server: AdbServer
 ) -> None:
     at_a_port = process("doctor").stdout
-    assert f"server at {adb_server.address}," in at_a_port
+    assert f" at {adb_server.adb_path}; server of adb " in at_a_port
+    assert f" at {adb_server.address}," in at_a_port
     assert "every user of this host can use its devices" in at_a_port
     with tempfile.TemporaryDirectory(prefix="qnnfarm-doctor-") as folder:  # a short path
         own = ensure_server(ServerAddress(path=f"{folder}/socket"))
@@ -251,7 +252,7 @@ def test_doctor_says_who_can_use_the_devices_of_an_adb_server(
         finally:
             kill_server(own.address)
     user = pwd.getpwuid(os.geteuid()).pw_name
-    assert f"server at {own.address}," in at_a_socket
+    assert f" at {own.address}," in at_a_socket
     assert f"; {user} alone can use its devices" in at_a_socket
 
 

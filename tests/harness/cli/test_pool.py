@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.devices.adb.client import AdbServer
+from harness.devices.adb.server import find_adb
 from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseLostError, RuntimeOutputError, UnknownVirtualDeviceError
@@ -20,6 +21,7 @@ from harness.pool.records import Facts
 from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
 from tests import command_line
+from tests.conftest import MakeDevice
 from tests.harness.cli.conftest import Run
 
 
@@ -196,6 +198,34 @@ def test_a_person_holds_a_device_while_a_command_runs(
         assert pool("release", "dut").returncode == 0
         assert "took it back" in held.stderr.read()
         assert held.wait() == 2
+
+
+@pytest.fixture
+def old_adb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An `adb` whose shell ends as before version 35: a person reboots the device in it."""
+    path, real = tmp_path / "bin" / "adb", find_adb()
+    path.parent.mkdir()
+    reboot = f"{real} shell 'reboot; sleep 60'; exit 0"
+    path.write_text(f'#!/bin/sh\n[ "$1" = shell ] || exec {real} "$@"\n{reboot}\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+    return path
+
+
+def test_a_shell_whose_device_goes_away_has_failed(
+    make_virtual_device: MakeDevice, pool_file: Path, old_adb: Path, virtual_device: Device
+) -> None:
+    _, device = make_virtual_device()
+    pool_file.write_text(pool_file.read_text().replace(virtual_device.serial, device.serial))
+    words = ("pool", "lease", "--pool", pool_file, "--name", "dut")
+    lost = "went away during {}: its connection ended"
+    done = command_line.qnnfarm(*words)
+    assert (done.returncode, lost.format("a shell") in done.stderr) == (2, True), done.stderr
+    done = command_line.qnnfarm(*words, "--", "adb", "shell")
+    assert (done.returncode, lost.format("adb shell") in done.stderr) == (0, True), done.stderr
+    old_adb.write_text("#!/bin/sh\necho Android Debug Bridge version 1.0.39")
+    done = command_line.qnnfarm(*words)
+    assert (done.returncode, "would kill the server" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_person_reserves_a_device_and_another_waits(

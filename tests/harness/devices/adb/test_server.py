@@ -20,7 +20,13 @@ from harness.clock import Deadline
 from harness.devices.adb import server as module
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress, query
-from harness.devices.adb.server import ensure_server, resolve_server, stop_if_ours
+from harness.devices.adb.server import (
+    ensure_server,
+    find_adb,
+    identify_adb,
+    resolve_server,
+    stop_if_ours,
+)
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.device import Device
 from harness.errors import (
@@ -372,6 +378,47 @@ def test_a_server_at_the_usual_port_is_used_unless_ours_runs(
             assert module.server_address() == usual  # it is left behind by a server that ended
             ours.listen()
             assert module.server_address() == ServerAddress(path=str(own))
+
+
+@pytest.mark.parametrize(
+    ("release", "protocol", "tells"),
+    [
+        ("1.0.39", 39, False), ("29.0.6-debian", 41, False), ("34.0.5-10900879", 41, False),
+        ("35.0.2-12147458", 41, True),
+    ],
+)  # fmt: skip
+def test_a_program_is_asked_for_its_versions(
+    tmp_path: Path, release: str, protocol: int, tells: bool
+) -> None:
+    second = f"Version {release}" if protocol > 39 else "Revision 3db08f2c6889-android"
+    path = tmp_path / "adb"
+    path.write_text(f"#!/bin/sh\necho Android Debug Bridge version 1.0.{protocol}\necho {second}")
+    path.chmod(0o755)
+    program = identify_adb(path)
+    assert (program.release, program.protocol, program.tells_loss) == (release, protocol, tells)
+
+
+def test_a_program_that_is_no_adb_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "adb"
+    path.write_text("#!/bin/sh\necho no such bridge >&2; exit 1")
+    path.chmod(0o755)
+    with pytest.raises(AdbServerError, match=f"{path} is no adb: .*no such bridge"):
+        identify_adb(path)
+    path.chmod(0o644)
+    with pytest.raises(AdbServerError, match=f"{path} does not run: "):
+        identify_adb(path)
+
+
+def test_a_server_tells_the_version_of_its_program(adb_server: AdbServer) -> None:
+    program = identify_adb(find_adb())
+    assert program.protocol == adb_server.version
+    told = adb_server.release()
+    assert told == (program.release.partition("-")[0] if program.tells_loss else "")
+    status = b"\x08\x02\x18\x02*\x0635.0.22\x0812147458"  # of 35.0.2, the build behind it
+    with _listener({"host:server-status": b"OKAY%04x%s" % (len(status), status)}) as (address, _):
+        assert AdbServer(address, 41).release() == "35.0.2"
+    with _listener({"host:server-status": b"OKAY0000"}) as (address, _):
+        assert AdbServer(address, 41).release() == ""
 
 
 def test_a_socket_in_a_folder_of_anothers_is_refused(
