@@ -9,7 +9,8 @@ import pytest
 from tests.campaigns import say
 from tests.chaos.test_chaos import FAULTS, SEED
 from tests.command_line import Started
-from tests.two_users import ANN, BOB, TIMEOUT_S, SharedFolder, shared_folder
+from tests.two_users import ANN, BOB, SharedFolder, shared_folder
+from tests.waiting import wait_for
 
 _PROGRAM = """
 import os, random, sys, time
@@ -69,11 +70,14 @@ def _campaign(shared: SharedFolder, seed: int, faults: int) -> list[str]:
         return shared.start(user, _PROGRAM, marks, said, umask=umask)
 
     running = [(user, start(user)) for user in (ANN, BOB) * 3]
-    deadline = time.monotonic() + TIMEOUT_S
+
+    def granted() -> int:
+        return said.read_bytes().count(b"lease ")
+
     try:
-        while b"lease" not in said.read_bytes() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(granted)
         for _ in range(faults):
+            before = granted()
             number = drawn.randrange(len(running))
             user, process = running[number]
             if drawn.random() < 0.5:
@@ -85,6 +89,7 @@ def _campaign(shared: SharedFolder, seed: int, faults: int) -> list[str]:
                 process.wait()
                 running[number] = user, start(user)
             time.sleep(drawn.uniform(0.05, 0.3))
+            wait_for(lambda: granted() > before, said.read_text)  # noqa: B023
     finally:
         for _, process in running:
             process.kill()
