@@ -52,6 +52,7 @@ from tests.postgresql_server import PostgresqlServer, make_cluster, running_post
 from tests.private_adb import free_port, private_environment
 from tests.repackaged import repackage
 from tests.system import needs
+from tests.waiting import IN_VAIN, PATIENCE_VARIABLE, patience_s
 
 SOC = "SM8750"
 _APPEARANCE = (
@@ -59,6 +60,8 @@ _APPEARANCE = (
     "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE",
 )  # fmt: skip
 """Variables by which a user's terminal changes what programs print."""
+_WAITED_IN_VAIN = pytest.StashKey[str]()
+"""Of a file: the first of its tests that waited for what never came."""
 # Fixtures of all packages.
 __all__ = [
     "make_adapter", "make_checkpoint", "one_layer", "one_layer_export", "tiny", "tiny_export",
@@ -106,9 +109,29 @@ def pytest_report_header() -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that needs something that is not here, before its fixtures are set up."""
+    """Before fixtures are set up, end a test that lacks what it needs, or would wait in vain."""
     for marker in item.iter_markers("needs"):
         needs(*marker.args)
+    if first := _file_of(item).stash.get(_WAITED_IN_VAIN, None):
+        pytest.fail(f"not run: {first} of the same file waited in vain", pytrace=False)
+    os.environ.pop(PATIENCE_VARIABLE, None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let what waits in vain once end its file: its own teardown waits briefly, no other begins."""
+    if call.excinfo is not None and call.excinfo.errisinstance(IN_VAIN):
+        _file_of(item).stash.setdefault(_WAITED_IN_VAIN, item.name)
+        os.environ[PATIENCE_VARIABLE] = "5"
+    return (yield)
+
+
+def _file_of(item: pytest.Item) -> pytest.File:
+    file = item.getparent(pytest.File)
+    assert file is not None
+    return file
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -185,7 +208,7 @@ def free_adb_port(new_port: Callable[[], int]) -> Iterator[int]:
 
 def kill_server(address: ServerAddress) -> None:
     """End a server that a test has started, and wait until it is gone."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + patience_s()
     while time.monotonic() < deadline:
         try:
             query(address, "host:kill", Deadline(30))

@@ -1,23 +1,42 @@
 """Waiting for what other processes do, and whether they live."""
 
+import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+from harness.clock import DeadlineExceeded
+from harness.errors import DeviceTimeoutError
 
 PATIENCE_S = 200.0
+PATIENCE_VARIABLE = "QNNFARM_TEST_PATIENCE_S"
+"""Seconds instead of `PATIENCE_S`, for what is left of a file whose tests waited in vain."""
+IN_VAIN = (TimeoutError, subprocess.TimeoutExpired, DeadlineExceeded, DeviceTimeoutError)
+"""Errors of waits that ended without what they waited for."""
+_Found = TypeVar("_Found")
+
+
+def patience_s() -> float:
+    """Return how long to wait for what comes in a moment on an idle machine."""
+    return float(os.environ.get(PATIENCE_VARIABLE, PATIENCE_S))
 
 
 def wait_for(
-    condition: Callable[[], object],
+    condition: Callable[[], _Found],
     state: Callable[[], object] = lambda: None,
-    timeout_s: float = PATIENCE_S,
-) -> None:
-    """Wait until a condition holds; one that never does fails with a state that says why."""
-    deadline, pause_s = time.monotonic() + timeout_s, 0.01
-    while not condition():
-        assert time.monotonic() < deadline, state()
+    timeout_s: float | None = None,
+) -> _Found:
+    """Wait until a condition holds, and return it; one that never does fails with a state."""
+    patience = patience_s() if timeout_s is None else timeout_s
+    deadline, pause_s = time.monotonic() + patience, 0.01
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing came of it in {patience:g} s: {state()}")
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, 0.1)
+    return found
 
 
 def is_alive(pid: int) -> bool:

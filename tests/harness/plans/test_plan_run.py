@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from harness.pool.states import MemberState
 from harness.results.store import ResultsStore, RunFilter
 from harness.virtual_device import manager
 from harness.virtual_device.faults import ALWAYS, Stall
-from tests import command_line
+from tests import command_line, waiting
 from tests.command_line import Started
 
 pytestmark = pytest.mark.timeout(900)
@@ -104,11 +103,11 @@ def by_label(answer: dict[str, object]) -> dict[str, dict[str, object]]:
 
 
 def wait_for(condition: Callable[[], object], process: Started) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not condition():
+    def holds() -> object:
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return condition()
+
+    waiting.wait_for(holds)
 
 
 SLOW = {"kind": "command", "label": "slow", "command": ["sleep", "613"]}
