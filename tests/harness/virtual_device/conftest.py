@@ -11,12 +11,14 @@ import adbutils
 import pytest
 
 from harness.devices.adb.client import AdbServer
-from harness.errors import UnknownVirtualDeviceError
+from harness.devices.adb.transport import AdbTransport
+from harness.devices.device import Device
+from harness.errors import DeviceLostError, UnknownVirtualDeviceError
 from harness.virtual_device import manager
 from harness.virtual_device.manager import VirtualDevice
-from tests.harness.virtual_device.helpers import Adb
+from tests.harness.virtual_device.helpers import Adb, RunAndLose
 from tests.private_adb import private_variables
-from tests.waiting import PATIENCE_S, wait_for
+from tests.waiting import patience_s, wait_for
 
 
 def _start_server(home: Path, port: int) -> tuple[dict[str, str], subprocess.Popen[bytes]]:
@@ -56,7 +58,7 @@ def new_adb_server(
     yield start
     for environment, server in servers:
         subprocess.run([adbutils.adb_path(), "kill-server"], env=environment, check=False)
-        server.wait(timeout=PATIENCE_S)
+        server.wait(timeout=patience_s())
 
 
 @pytest.fixture(scope="session")
@@ -68,9 +70,23 @@ def adb(adb_server: AdbServer) -> Adb:
             [adbutils.adb_path(), *map(str, arguments)],
             input=stdin,
             capture_output=True,
-            timeout=PATIENCE_S,
+            timeout=patience_s(),
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_and_lose(adb_server: AdbServer) -> RunAndLose:
+    """Runs a command that the device of a serial does not survive.
+
+    By our own client: an `adb shell` of adb before 35 ends with 0 then.
+    """
+
+    def run(serial: str, script: str) -> None:
+        with pytest.raises(DeviceLostError):
+            Device(AdbTransport(adb_server, serial)).shell(script)
 
     return run
 

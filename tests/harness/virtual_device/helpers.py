@@ -14,6 +14,7 @@ from harness.virtual_device.protocol import AdbCommand, pack_header
 from tests.waiting import wait_for
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
+RunAndLose = Callable[[str, str], None]
 
 CONFINED = pytest.mark.parametrize("device", ["best"], indirect=True)
 """For tests of code to which it makes no difference whether the device is confined."""
@@ -40,8 +41,7 @@ class Worker:
     def __init__(self, shell: Callable[[str], object]) -> None:
         marker = new_marker()
         shell(f"setsid yes {marker} </dev/null >/dev/null 2>&1 &")
-        wait_for(lambda: running(marker))
-        (self.pid,) = running(marker)
+        (self.pid,) = wait_for(lambda: running(marker))
 
     def speed(self) -> float:
         """Share of a processor that it gets, over two seconds."""

@@ -21,7 +21,13 @@ from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.host import hosted_control, hosted_devices
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.protocol import AdbCommand
-from tests.harness.virtual_device.helpers import Adb, new_marker, pack_message, running
+from tests.harness.virtual_device.helpers import (
+    Adb,
+    RunAndLose,
+    new_marker,
+    pack_message,
+    running,
+)
 from tests.waiting import is_alive, wait_for
 
 _VERSION = 0x01000001
@@ -36,12 +42,12 @@ def _port(serial: str) -> int:
 
 @pytest.mark.parametrize("when", ["power", "reboot"])
 def test_the_port_of_a_device_that_is_off_stays_taken(
-    start_device: Callable[..., VirtualDevice], adb: Adb, when: str
+    start_device: Callable[..., VirtualDevice], adb: Adb, run_and_lose: RunAndLose, when: str
 ) -> None:
     device = start_device(f"off-{when}")
     fault = "power:off=inf,when=shell" if when == "power" else "reboot:when=shell"
     manager.control(device.name).inject(parse_fault(fault))
-    assert adb("-s", device.serial, "shell", "sleep 60").returncode != 0
+    run_and_lose(device.serial, "sleep 60")
     wait_for(lambda: not _accepts(device.serial))
     # The listener was closed; the port is taken again a moment later.
     wait_for(lambda: not any(_can_have(_port(device.serial), share=one) for one in (False, True)))

@@ -11,7 +11,7 @@ from harness.errors import VirtualDeviceError
 from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.host import hosted_control, hosted_devices
 from tests.command_line import Started
-from tests.harness.virtual_device.helpers import Adb, new_marker, running
+from tests.harness.virtual_device.helpers import Adb, RunAndLose, new_marker, running
 from tests.waiting import PATIENCE_S, wait_for
 
 
@@ -48,7 +48,7 @@ def test_each_has_a_folder_and_properties_of_its_own(
 
 
 def test_a_fault_strikes_one_and_spares_its_neighbours(
-    folder: Path, serials: list[str], adb: Adb
+    folder: Path, serials: list[str], adb: Adb, run_and_lose: RunAndLose
 ) -> None:
     first, second = serials[:2]
     marks = [new_marker() for _ in range(3)]
@@ -58,7 +58,7 @@ def test_a_fault_strikes_one_and_spares_its_neighbours(
     wait_for(lambda: all(map(running, marks)))
     commands = hosted_control(folder, 0)
     commands.inject(parse_fault("power:off=inf,when=shell"))
-    assert adb("-s", first, "shell", "sleep 60").returncode != 0
+    run_and_lose(first, "sleep 60")
     wait_for(lambda: commands.events()[-1].kind == "off")
     assert [bool(running(mark)) for mark in marks] == [False, False, True]
     assert adb("-s", second, "shell", "echo here").stdout == b"here\n"

@@ -22,7 +22,7 @@ from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.injection import Effects, Injector
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
-from tests.harness.virtual_device.helpers import Adb, Worker
+from tests.harness.virtual_device.helpers import Adb, RunAndLose, Worker
 from tests.waiting import PATIENCE_S, wait_for
 
 _TO = "/data/local/tmp/file"
@@ -84,11 +84,11 @@ def test_a_drop_breaks_a_push_and_strikes_once(
 
 
 def test_a_shell_is_dropped_and_leaves_nothing(
-    struck: VirtualDevice, on_struck: Adb, adb: Adb
+    struck: VirtualDevice, on_struck: Adb, adb: Adb, run_and_lose: RunAndLose
 ) -> None:
     _inject(struck, "drop:bytes=100,when=shell")
-    done = on_struck("shell", "echo $$ >$TMPDIR/pid; while :; do echo something; done")
-    assert done.returncode != 0
+    babble = "echo $$ >$TMPDIR/pid; while :; do echo something; done"
+    run_and_lose(struck.serial, babble)
     wait_for(lambda: _answers(struck, adb))
     alive = 'read -r pid <$TMPDIR/pid; kill -0 "$pid" 2>/dev/null && echo alive; rm -f $TMPDIR/pid'
     wait_for(lambda: on_struck("shell", alive.partition("; rm")[0]).stdout == b"")
@@ -161,10 +161,12 @@ def test_a_full_disk_is_a_write_error_and_kills_nothing(
     on_struck("shell", "rm $TMPDIR/file")
 
 
-def test_a_reboot_in_the_middle_of_a_run(struck: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
+def test_a_reboot_in_the_middle_of_a_run(
+    struck: VirtualDevice, on_struck: Adb, adb: Adb, run_and_lose: RunAndLose
+) -> None:
     _inject(struck, "reboot:after=0.2,when=run")
     before = on_struck("shell", "getprop ro.runtime.firstboot").stdout
-    assert on_struck("shell", _RUN).returncode != 0
+    run_and_lose(struck.serial, _RUN)
     wait_for(lambda: _answers(struck, adb))
     assert on_struck("shell", "getprop ro.runtime.firstboot").stdout != before
     assert on_struck("shell", "getprop ro.boot.bootreason").stdout == b"reboot\n"
@@ -172,7 +174,7 @@ def test_a_reboot_in_the_middle_of_a_run(struck: VirtualDevice, on_struck: Adb, 
 
 
 def test_a_power_cut_loses_what_was_not_synced(
-    struck: VirtualDevice, on_struck: Adb, adb: Adb
+    struck: VirtualDevice, on_struck: Adb, adb: Adb, run_and_lose: RunAndLose
 ) -> None:
     synced = str(struck.root / "state" / "synced")
     if struck.namespace is not NamespaceKind.NONE:
@@ -181,7 +183,7 @@ def test_a_power_cut_loses_what_was_not_synced(
     write = f"until [ fresh -nt {synced} ]; do echo lost >fresh; done"
     on_struck("shell", f"cd $TMPDIR; echo kept >synced; sync; {write}")
     _inject(struck, "power:off=inf,unsynced=60,when=run")
-    assert on_struck("shell", _RUN).returncode != 0
+    run_and_lose(struck.serial, _RUN)
     wait_for(lambda: manager.control(struck.name).events()[-1].kind == "off")
     assert b"connected to" not in adb("connect", struck.serial).stdout
     manager.control(struck.name).power_on()
@@ -262,7 +264,7 @@ def test_a_stopped_device_refuses_commands(
 
 
 def test_sync_saves_the_files_that_it_is_given(
-    struck: VirtualDevice, on_struck: Adb, adb: Adb
+    struck: VirtualDevice, on_struck: Adb, adb: Adb, run_and_lose: RunAndLose
 ) -> None:
     script = (
         "cd $TMPDIR; for name in one two three; do echo $name >$name; done; sync one two;"
@@ -270,7 +272,7 @@ def test_sync_saves_the_files_that_it_is_given(
     )
     assert on_struck("shell", script).returncode == 0
     assert b"No such file" in on_struck("shell", "sync $TMPDIR/no").stderr
-    _cut_power(struck, on_struck, adb)
+    _cut_power(struck, adb, run_and_lose)
     sizes = on_struck("shell", "cd $TMPDIR; wc -c moved two three | head -3").stdout.split()
     assert sizes == [b"4", b"moved", b"0", b"two", b"0", b"three"]
     on_struck("shell", "rm $TMPDIR/*")
@@ -278,25 +280,28 @@ def test_sync_saves_the_files_that_it_is_given(
 
 @_CONFINED
 def test_files_of_an_earlier_boot_survive_a_power_cut(
-    struck: VirtualDevice, on_struck: Adb, adb: Adb
+    struck: VirtualDevice, on_struck: Adb, adb: Adb, run_and_lose: RunAndLose
 ) -> None:
     on_struck("shell", "echo kept >$TMPDIR/kept; reboot; sleep 60")
     wait_for(lambda: _answers(struck, adb))
-    _cut_power(struck, on_struck, adb)
+    _cut_power(struck, adb, run_and_lose)
     assert on_struck("shell", "cat $TMPDIR/kept").stdout == b"kept\n"
     on_struck("shell", "rm $TMPDIR/*")
 
 
-def _cut_power(device: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
+def _cut_power(device: VirtualDevice, adb: Adb, run_and_lose: RunAndLose) -> None:
     _inject(device, "power:off=0.1,unsynced=600,when=run")
-    assert on_struck("shell", _RUN).returncode != 0
+    run_and_lose(device.serial, _RUN)
     wait_for(lambda: _answers(device, adb))
 
 
 @_CONFINED
-def test_a_power_cut_during_a_reboot_is_one(struck: VirtualDevice, on_struck: Adb) -> None:
+@pytest.mark.usefixtures("on_struck")
+def test_a_power_cut_during_a_reboot_is_one(
+    struck: VirtualDevice, run_and_lose: RunAndLose
+) -> None:
     _inject(struck, "reboot:when=run", "power:after=0.5,off=inf,when=run")
-    assert on_struck("shell", _RUN).returncode != 0
+    run_and_lose(struck.serial, _RUN)
     wait_for(lambda: manager.control(struck.name).events()[-1].kind == "off")
     manager.control(struck.name).power_on()
 
