@@ -44,6 +44,8 @@ class Bitwidths:
         kv_bitwidth: of keys and values; None: `choose_cache_bits` decides.
         lpbq_block_size: weights of 4 bits get a scale for each block of this many inputs; None: one
             for each output channel.
+        blocks_where_they_fit: a weight whose inputs are no whole blocks gets a scale for each
+            output channel; otherwise it is refused.
         mixed_precision: `PATTERN=BITS` of weights by name, where `*` stands for any characters; the
             last that matches decides.
         activation_precision: the same of activations; values that share a grid have the bits of the
@@ -56,6 +58,7 @@ class Bitwidths:
     param_bitwidth: int = 8
     kv_bitwidth: int | None = None
     lpbq_block_size: int | None = None
+    blocks_where_they_fit: bool = False
     mixed_precision: tuple[str, ...] = ()
     activation_precision: tuple[str, ...] = ()
     input_step: int = INPUT_STEP
@@ -76,12 +79,13 @@ class Bitwidths:
         patterns = self._patterns()
         self._activation_patterns()
         four = _LPBQ_BITS in {self.param_bitwidth, *(bits for _, bits in patterns)}
-        if self.lpbq_block_size is not None and not four:
+        required = self.lpbq_block_size is not None and not self.blocks_where_they_fit
+        if required and not four:
             reason = f"LPBQ is of 4 bits, and {_PREFIX}param_bitwidth is {self.param_bitwidth}"
             raise InvalidOptionError(BLOCK_KEY, reason, ())
 
     def weight_format(self, name: str, *, head: bool = False) -> WeightFormat:
-        """Return the format of the weight of a matrix."""
+        """Return the format of the weight of a matrix, whatever its shape."""
         bits = _HEAD_BITS if head else self.param_bitwidth
         for pattern, pattern_bits in self._patterns():
             if fnmatchcase(name, pattern):

@@ -16,23 +16,27 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "w8a16": {"param_bitwidth": 8},
     "w8a8": {"param_bitwidth": 8, "act_bitwidth": 8},
     "w4a16": {"param_bitwidth": 4, "techniques": ("gptaq",)},
+    "w4a16-mixed": {
+        "param_bitwidth": 4,
+        "mixed_precision": ("*.k_proj.weight=8", "*.v_proj.weight=8", "*.down_proj.weight=8"),
+        "techniques": ("gptaq",),
+    },
+    "w4a16-channel": {"param_bitwidth": 4, "lpbq_block_size": None, "techniques": ("gptaq",)},
     "w4a16-rtn": {"param_bitwidth": 4, "techniques": ()},
-    "w4a16-seqmse": {"param_bitwidth": 4, "techniques": ("seqmse",)},
-    "w4a16-gptq": {"param_bitwidth": 4, "techniques": ("gptq",)},
     "w4a16-spinquant": {"param_bitwidth": 4, "techniques": ("spinquant", "gptaq")},
-    "w4a16-adascale": {"param_bitwidth": 4, "techniques": ("adascale",)},
-    "w4a16-lpbq": {"param_bitwidth": 4, "lpbq_block_size": 64, "techniques": ("gptaq",)},
-    "LPBQ_SeqMSE": {"param_bitwidth": 4, "lpbq_block_size": 64, "techniques": ("seqmse",)},
+    "LPBQ_SeqMSE": {"param_bitwidth": 4, "techniques": ("seqmse",)},
     "SpinQuant_AdaScale": {"param_bitwidth": 4, "techniques": ("spinquant", "adascale")},
 }
 """Options by the name of a recipe; the last two names are the vendor's."""
+
+_OTHER_NAMES = {"spinquant": "w4a16-spinquant", "w4a16_lpbq": "w4a16"}
 
 
 def _as_in_table(name: str) -> str:
     """Return the name of a recipe as its table has it, for any case and `_` for `-`."""
     # The vendor's documents have `lpbq_seqmse` beside `LPBQ_SeqMSE` and its class
     # `LPBQ_SeqMSE_Recipe`, and `spinquant`, without a technique that rounds the weights.
-    plain = {_plain(recipe): recipe for recipe in RECIPES} | {"spinquant": "w4a16-spinquant"}
+    plain = {_plain(recipe): recipe for recipe in RECIPES} | _OTHER_NAMES
     return plain.get(_plain(name).removesuffix("_recipe"), name)
 
 
@@ -55,7 +59,8 @@ class QuantizationOptions(BaseModel):
         kv_bitwidth: bits of keys and values, in the cache and on their way into it: Genie takes one
             width for all; `None` leaves the choice to calibration.
         lpbq_block_size: 4-bit weights get a scale for each block of this many inputs (LPBQ); `None`
-            gives a scale for each output channel.
+            gives a scale for each output channel, as do inputs that are no whole blocks, unless
+            the size was set.
         mixed_precision: `PATTERN=BITS` for weights by name, such as `*.down_proj.weight=8`; the
             last that matches decides, of the output projection too.
         activation_precision: `PATTERN=BITS` for activations by name, such as `layer_*_output=16`;
@@ -73,7 +78,7 @@ class QuantizationOptions(BaseModel):
     bias_bitwidth: Literal[8, 32] = 32
     param_bitwidth: Literal[4, 8] = 8
     kv_bitwidth: Literal[8, 16] | None = None
-    lpbq_block_size: Annotated[int, Field(ge=1)] | None = None
+    lpbq_block_size: Annotated[int, Field(ge=1)] | None = 32
     mixed_precision: tuple[str, ...] = ()
     activation_precision: tuple[str, ...] = ()
     techniques: tuple[TechniqueName, ...] | None = None
@@ -101,6 +106,12 @@ class QuantizationOptions(BaseModel):
                 raise _unknown(f"lpbq_block_size is {self.lpbq_block_size}, and {reason}")
             self.__dict__["lpbq_block_size"] = size
         return self
+
+    @property
+    def blocks_where_they_fit(self) -> bool:
+        """The size of blocks is that of the default, for weights alone that it fits."""
+        arguments = self.technique_kwargs.lpbq.block_size
+        return arguments is None and "lpbq_block_size" not in self.model_fields_set
 
     @property
     def weight_techniques(self) -> tuple[TechniqueName, ...]:

@@ -23,7 +23,7 @@ from buildlib.errors import EncodingsError, InvalidOptionError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.values import static_shape
-from buildlib.quantize.bitwidths import BLOCK_KEY, Bitwidths
+from buildlib.quantize.bitwidths import BLOCK_KEY, Bitwidths, WeightFormat
 from buildlib.quantize.calibration import (
     Range,
     fixed_ranges,
@@ -203,20 +203,28 @@ def matrix_uses(graph: ir.Graph) -> list[ParameterUse]:
 def check_blocks(uses: Iterable[ParameterUse], heads: Collection[str], bits: Bitwidths) -> None:
     """Check that every matrix can have the requested blocks, before any text is run."""
     for use in uses:
-        axis, shape = channel_axis(use.node, use.index), static_shape(use.source)
-        size = bits.weight_format(use.name, head=use.name in heads).block_size
-        if axis is None or shape is None or size is None:
-            continue
-        inputs = math.prod(shape) // shape[axis]
-        step = next((step for step in (bits.input_step, size) if inputs % step), None)
-        if step is None and len(shape) == 2:
-            continue
-        why = f"which {step} does not divide" if step else f"in {len(shape)} dimensions"
-        reason = (
-            f"{use.name} has {inputs} inputs, {why}, and the compiler gets such LPBQ wrong; "
-            "without this option 4 bits have a scale for each output channel"
-        )
-        raise InvalidOptionError(BLOCK_KEY, reason, ())
+        if _is_matrix(use):
+            weight_format(use, bits, head=use.name in heads)
+
+
+def weight_format(use: ParameterUse, bits: Bitwidths, *, head: bool = False) -> WeightFormat:
+    """Return the format of the weight of a matrix, in blocks only if its inputs are whole ones."""
+    axis, shape = channel_axis(use.node, use.index), static_shape(use.source)
+    fmt = bits.weight_format(use.name, head=head)
+    if axis is None or shape is None or fmt.block_size is None:
+        return fmt
+    inputs = math.prod(shape) // shape[axis]
+    step = next((step for step in (bits.input_step, fmt.block_size) if inputs % step), None)
+    if step is None and len(shape) == 2:
+        return fmt
+    if bits.blocks_where_they_fit:
+        return WeightFormat(fmt.bits)
+    why = f"which {step} does not divide" if step else f"in {len(shape)} dimensions"
+    reason = (
+        f"{use.name} has {inputs} inputs, {why}, and the compiler gets such LPBQ wrong; "
+        "without this option it has a scale for each output channel"
+    )
+    raise InvalidOptionError(BLOCK_KEY, reason, ())
 
 
 class _EncodingBuilder:
@@ -273,7 +281,7 @@ class _EncodingBuilder:
         axis = channel_axis(use.node, use.index)
         if axis is not None:
             array = tensor_array(use.source.const_value)
-            fmt = self.bits.weight_format(use.name, head=use.name in self.heads)
+            fmt = weight_format(use, self.bits, head=use.name in self.heads)
             if fmt.block_size is not None:
                 return lpbq_encoding(use.name, array, axis, fmt.block_size)
             return per_channel_encoding(use.name, array, axis, fmt.bits)

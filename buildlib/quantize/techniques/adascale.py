@@ -30,7 +30,7 @@ from buildlib.numerics.segment_loop import Hidden, SegmentLoop
 from buildlib.quantize.bitwidths import WeightFormat
 from buildlib.quantize.gradients import Differentiable
 from buildlib.quantize.grids import ParameterUse, channel_axis
-from buildlib.quantize.recipe import check_blocks
+from buildlib.quantize.recipe import check_blocks, weight_format
 from buildlib.quantize.techniques.arguments import AdaScaleArguments
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.layerwise import open_uses, with_weights
@@ -155,7 +155,8 @@ class _Layer:
         graph = loop.segment(index).graph
         names = [str(value.name) for value in graph.initializers.values() if value.name in uses]
         self.weights = {
-            name: _LearnedWeight(uses[name], model.bits.weight_format(name)) for name in names
+            name: _LearnedWeight(uses[name], weight_format(uses[name], model.bits))
+            for name in names
         }
         self._loop = loop
         self._graph = Differentiable(graph, names)

@@ -28,7 +28,7 @@ from buildlib.passes.steps import cut_into_steps
 from buildlib.quantize.bitwidths import WeightFormat
 from buildlib.quantize.calibration import Range, RangeObserver, add_range_outputs
 from buildlib.quantize.grids import ParameterUse, channel_axis, head_weights
-from buildlib.quantize.recipe import check_blocks, matrix_uses
+from buildlib.quantize.recipe import check_blocks, matrix_uses, weight_format
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 from buildlib.quantize.weight_grids import Weights, encode_steps
@@ -388,7 +388,7 @@ class _LayerWork:
         assert use.source.const_value is not None  # noqa: S101  (an initializer)
         axis = channel_axis(use.node, use.index) or 0
         array = np.array(tensor_array(use.source.const_value), np.float32)
-        fmt = self._model.bits.weight_format(use.name)
+        fmt = weight_format(use, self._model.bits)
         solution = self._technique.solver(array if axis == 0 else array.T, fmt, inputs)
         self.encodings.append(encode_steps(use.name, solution.steps, fmt, axis))
         self._file.write(use.name, solution.values if axis == 0 else solution.values.T)

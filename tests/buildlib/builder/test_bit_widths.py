@@ -77,7 +77,7 @@ def test_a_checkpoint_has_the_bits_that_are_asked_for(
         key: str(value).partition(": ")[0]
         for key, value in container.metadata.model.quantization.items()
     }
-    assert stored["weights"] == "int4 per channel"
+    assert stored["weights"] == "int4 LPBQ"
     assert stored["head"] == "int8 per channel"
     assert stored["embedding"] == "uint8 per tensor"
     assert stored["kv_cache"] == "uint8"

@@ -22,10 +22,10 @@ def test_every_recipe_can_be_asked_for(name: str) -> None:
 
 
 def test_options_of_ones_own_go_before_those_of_a_recipe() -> None:
-    config = BuildOptions().with_options({RECIPE: "w4a16-lpbq", "quantization.techniques": []})
-    config = config.with_options({"quantization.lpbq_block_size": 32})
+    config = BuildOptions().with_options({RECIPE: "w4a16-channel", "quantization.techniques": []})
+    config = config.with_options({"quantization.lpbq_block_size": 16})
     found = config.quantization
-    assert (found.param_bitwidth, found.lpbq_block_size, found.weight_techniques) == (4, 32, ())
+    assert (found.param_bitwidth, found.lpbq_block_size, found.weight_techniques) == (4, 16, ())
     other = config.with_options({RECIPE: "w8a16", "quantization.lpbq_block_size": None})
     assert other.quantization.param_bitwidth == 8
 

@@ -7,15 +7,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import EncodingsError, InvalidOptionError
+from buildlib.graph.decoder import export_onnx
+from buildlib.graph.files import load_model
+from buildlib.graph.shape import GraphShape
 from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner, read_ports
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.grids import check_shared_caches
+from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.qdq import apply_encodings
-from buildlib.quantize.recipe import cache_bits, complete_encodings
+from buildlib.quantize.recipe import (
+    cache_bits,
+    check_blocks,
+    complete_encodings,
+    matrix_uses,
+    weight_format,
+)
 
 WINDOWS = [[int(t) for t in np.random.default_rng(n).integers(0, 300, 48)] for n in range(2)]
 NONE = Encodings()
@@ -110,6 +121,24 @@ def test_requested_bits_are_used(
     assert read_ports(quantized).inputs["past_value_0_in"].dtype == f"uint{kv_bits}"
     with HostLoop({16: [OnnxRunner(quantized)]}, config) as loop:
         assert np.isfinite(loop.feed(WINDOWS[0][:16])).all()
+
+
+def test_weights_are_in_blocks_where_their_inputs_are_whole_ones(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """By default; a size that was asked for is for all weights."""
+    sizes = {"hidden_size": 64, "intermediate_size": 112, "head_dim": 16, "num_attention_heads": 4}
+    checkpoint = Checkpoint.load(make_checkpoint(tmp_path / "model", **sizes))
+    path = export_onnx(checkpoint, GraphShape(16, 96), tmp_path)
+    graph = load_model(path).graph
+    bits = Bitwidths.from_options(QuantizationOptions(param_bitwidth=4))
+    sizes_by_name = {use.name: weight_format(use, bits).block_size for use in matrix_uses(graph)}
+    assert len(sizes_by_name) == 2 * 7 + 1
+    for name, size in sizes_by_name.items():
+        assert size == (None if "down_proj" in name else 32), name
+    asked = QuantizationOptions(param_bitwidth=4, lpbq_block_size=32)
+    with pytest.raises(InvalidOptionError, match=r"down_proj.* 112 inputs, which 32 does not"):
+        check_blocks(matrix_uses(graph), (), Bitwidths.from_options(asked))
 
 
 @pytest.mark.parametrize("key", ["act_bitwidth", "bias_bitwidth", "param_bitwidth", "kv_bitwidth"])

@@ -39,7 +39,7 @@ def test_a_recipes_name_is_read_as_the_vendors_documents_write_it(
 ) -> None:
     stages = {"model_loader": {}, "quantization": {"recipe_name": name}}
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages))
-    assert pipe.stages.quantization.quantization().lpbq_block_size == 64
+    assert pipe.stages.quantization.quantization().lpbq_block_size == 32
 
 
 def bits_of(pipe: LLMPipeline) -> dict[str, int]:
