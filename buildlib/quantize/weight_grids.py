@@ -38,39 +38,57 @@ def fit_steps(
 ) -> npt.NDArray[np.float64]:
     """Return the steps [out, blocks] of the least square error of the weights.
 
+    In blocks the widest block of a channel decides the scale of the channel, and the others take
+    the multiples of it that suit them best, as LPBQ stores them.
+
     Args:
         weights: to round to the nearest.
         importance: factor of the error of each input, such as its mean square.
     """
-    blocks = _in_blocks(weights, fmt)
-    full = full_steps(weights, fmt)
-    factor = importance.astype(np.float32).reshape(blocks.shape[1:])
-    parts = np.ones(full.shape)
-    rows = max(1, _CACHED_VALUES // weights.shape[1])
-    for start in range(0, len(weights), rows):
-        one = slice(start, start + rows)
-        in_steps = np.divide(blocks[one], full[one, :, None], dtype=np.float32, casting="same_kind")
-        parts[one] = _best_parts(in_steps, factor, fmt.bits)
-    return full * parts
+    blocks, full = _in_blocks(weights, fmt), full_steps(weights, fmt)
+    factor = importance.astype(np.float32).reshape(1, *blocks.shape[1:])
+    if fmt.block_size is None:
+        return full * _best_multiples(blocks, full, factor, fmt.bits, SHRINKAGES)
+    channels, widest = np.arange(len(blocks)), full.argmax(axis=1)
+    own = (blocks[channels, widest, None], full[channels, widest, None], factor[0, widest, None])
+    scales = own[1] * _best_multiples(*own, fmt.bits, SHRINKAGES) / _FACTORS
+    factors = _best_multiples(blocks, scales, factor, fmt.bits, np.arange(1.0, _FACTORS + 1))
+    factors[channels, widest] = _FACTORS
+    return factors * scales
 
 
-def _best_parts(
-    scaled: Weights, factor: npt.NDArray[np.float32], bits: int
+def _best_multiples(
+    blocks: Weights,
+    steps: npt.NDArray[np.float64],
+    factor: npt.NDArray[np.float32],
+    bits: int,
+    multiples: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Return the parts of a step of 1 that are best for blocks [out, blocks, inputs]."""
+    """Return the multiple [out, blocks] of a step that has the least error in each block.
+
+    Args:
+        blocks: weights [out, blocks, inputs].
+        steps: [out, blocks] or [out, 1].
+        factor: of the square error of each weight; its shape broadcasts to that of the blocks.
+    """
     half = 1 << (bits - 1)
-    best = np.full(scaled.shape[:2], np.inf)
-    parts = np.ones(scaled.shape[:2])
-    rounded, error = np.empty_like(scaled), np.empty_like(scaled)
-    for part in SHRINKAGES:
-        np.multiply(scaled, np.float32(1 / part), out=error)
-        np.clip(np.rint(error, out=rounded), -half, half - 1, out=rounded)
-        np.subtract(rounded, error, out=error)
-        np.square(error, out=error)
-        sums = np.einsum("obi,bi->ob", error, factor) * part**2
-        better = sums < best
-        best[better], parts[better] = sums[better], part
-    return parts
+    found = np.ones(blocks.shape[:2])
+    rows = max(1, _CACHED_VALUES // blocks[0].size)
+    for start in range(0, len(blocks), rows):
+        some = slice(start, start + rows)
+        one = steps[some, :, None]
+        scaled = np.divide(blocks[some], one, dtype=np.float32, casting="same_kind")
+        factors = np.broadcast_to(factor if len(factor) == 1 else factor[some], scaled.shape)
+        best, rounded, error = found[some] * np.inf, np.empty_like(scaled), np.empty_like(scaled)
+        for multiple in multiples:
+            np.multiply(scaled, np.float32(1 / multiple), out=error)
+            np.clip(np.rint(error, out=rounded), -half, half - 1, out=rounded)
+            np.subtract(rounded, error, out=error)
+            np.square(error, out=error)
+            sums = np.einsum("obi,obi->ob", error, factors) * multiple**2
+            better = sums < best
+            best[better], found[some][better] = sums[better], multiple
+    return found
 
 
 def stored_steps(steps: npt.NDArray[Any], fmt: WeightFormat, width: int) -> Weights:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +42,7 @@ from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.layerwise import LayerInputs, LayerwiseTechnique, Solution, Solver
 from buildlib.quantize.techniques.rotation import random_orthogonal
 from buildlib.quantize.weight_file import SharedWeights
-from buildlib.quantize.weight_grids import full_steps, round_to, stored_steps
+from buildlib.quantize.weight_grids import fit_steps, full_steps, round_to, stored_steps
 from suites.models import tiny_llama
 
 Floats = npt.NDArray[np.float32]
@@ -148,6 +149,26 @@ def test_the_output_error_is_lower_than_with_rounding_to_the_nearest(
     integers = found.values / stored_steps(found.steps, fmt, WIDTH)
     assert np.abs(integers - np.rint(integers)).max() < 1e-4
     assert np.abs(np.rint(integers)).max() <= 1 << (fmt.bits - 1)
+
+
+def test_blocks_have_the_best_steps_that_lpbq_can_store() -> None:
+    weights, inputs = layer()
+    fmt = WeightFormat(4, 32)
+    steps = fit_steps(weights, fmt, inputs.sizes)
+    np.testing.assert_allclose(stored_steps(steps, fmt, WIDTH)[:, ::32], steps, rtol=1e-6)
+    blocks = weights.reshape(len(weights), -1, 32)
+    factor = inputs.sizes.reshape(-1, 32)
+
+    def errors(tried: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        errors = np.square(round_to(blocks, tried[..., None], 4) - blocks) * factor
+        return np.asarray(errors.sum(2))
+
+    found, scales = errors(steps), steps.max(axis=1, keepdims=True) / 16
+    others = steps < 16 * scales  # than the block that decides the scale
+    assert 0.7 < others.mean() < 1
+    for multiple in range(1, 17):
+        tried = errors(np.broadcast_to(multiple * scales, steps.shape))
+        assert (found[others] <= tried[others] * (1 + 1e-5)).all()
 
 
 def gptq_by_the_paper(
