@@ -36,6 +36,10 @@ _MARK, _GIANT, _UNIT = 0, 1, 0
 """New channels: the mark of the first token, and the massive one; and the MLP's unit behind it."""
 
 
+SLOW_CHANNEL = 12
+"""Of a head: the first of the pairs whose keys are nothing but a bias; the bias is the largest."""
+
+
 def write(folder: Path) -> Path:
     """Write the checkpoint, with tokenizer, settings and texts of the reference model."""
     source = tiny_llama.folder()

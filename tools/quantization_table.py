@@ -1,46 +1,57 @@
-"""Write the table of docs/quantization.md: `python3 -m tools.quantization_table`.
+"""Every quantization recipe of a model against float: `python3 -m tools.quantization_table`.
 
-Each recipe quantizes the reference model in a process and on a core of its own, and is compared
-with the model in float over all held-out text: the changed weights in float, QDQ on the CPU,
-compiled on the emulator. `--jobs N` runs so many at once; `--windows N` takes only so much text.
+Each recipe quantizes the model in a process of its own, and is compared with the model in float
+over held-out text: QDQ on the CPU, and compiled on the emulator. Without a model it is the
+reference model, and the table goes into docs/quantization.md; `--model DIR` prints that of any
+checkpoint, judged by torch where it is installed (`pip install 'qnnfarm[reference]'`), over three
+texts of tools/held_out (English prose, German prose, Python) or yours.
 """
 
 import argparse
 import json
 import math
-import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from buildlib.builder.runner import StageRecord
 from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.checkpoint.tokenizer import load_tokenizer
-from buildlib.errors import InvalidOptionError
-from buildlib.genai import GenAIBuilderFactory
+from buildlib.container.manifest import PRECISION
+from buildlib.encodings.files import load_encodings
+from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.divergence import Divergence
-from buildlib.numerics.emulator import emulator_chains
-from buildlib.numerics.evaluation import FloatLogits, evaluate_model, record_float
-from buildlib.numerics.host_loop import HostLoop
-from buildlib.numerics.runners import OnnxRunner, PartRunner
+from buildlib.numerics.evaluation import (
+    FloatLogits,
+    evaluate_model,
+    record_float,
+    text_perplexity,
+)
+from buildlib.numerics.host_loop import open_onnx
+from buildlib.numerics.transformers import TransformersModel
 from buildlib.quantize.options import RECIPES
-from buildlib.targets import parse_target
-from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from buildlib.quantize.qdq import apply_encodings
+from buildlib.quantize.summary import summarize_quantization
+from harness.errors import ConfigFileError
+from harness.pipeline.host_model import open_host_model
+from harness.pipeline.llm import LLMPipeline
+from harness.pipeline.stage import ModelFolder
 from suites.models import tiny_llama
 
 BEGIN, END = "<!-- written by tools/quantization_table.py -->", "<!-- end of the table -->"
 _DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "quantization.md"
-_SHAPE, _TARGET = GraphShape(64, 192), "SM8750:emulator"
-_WINDOW = 128
+_HELD_OUT = Path(__file__).with_name("held_out")
+_TARGET = "SM8750:emulator"
 _NEAREST = "w4a16-rtn"
 _ALSO: Mapping[str, Mapping[str, Any]] = {
     "w4a16, `*.down_proj.weight=8`": {
@@ -49,9 +60,64 @@ _ALSO: Mapping[str, Mapping[str, Any]] = {
     },
 }
 _HEADER = (
-    "recipe", "bits", "weights", "CPU time", "memory", "weights in float", "QDQ on the CPU",
-    "emulator", "gap closed", "KL", "top-1",
+    "recipe", "bits", "weights", "CPU time", "memory", "QDQ on the CPU", "of float", "KL", "top-1",
+    "emulator", "KL there", "gap closed",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, and the text that judges it.
+
+    Attributes:
+        texts: files of held-out text.
+        window: tokens of a window.
+        windows: of each text, from all over it; None: all.
+        emulator: whether the compiled model is scored too.
+    """
+
+    model: Path
+    texts: tuple[Path, ...]
+    window: int
+    windows: int | None
+    emulator: bool
+
+    @property
+    def shape(self) -> GraphShape:
+        """The shape of prefill: a context of a window, and one call more."""
+        ar = 32 if self.window < 256 else 128
+        return GraphShape(ar, self.window + ar)
+
+    def token_windows(self) -> list[list[int]]:
+        """Return the windows of all texts, without the tokens that lead a text."""
+        tokenizer = load_tokenizer(Checkpoint.load(self.model).tokenizer_path)
+        windows: list[list[int]] = []
+        for path in self.texts:
+            text = path.read_text(encoding="utf-8")
+            tokens = tokenizer.encode(text, add_special_tokens=False).ids
+            starts = range(0, len(tokens) - self.window + 1, self.window)
+            if not starts:
+                raise SystemExit(f"{path}: {len(tokens)} tokens are fewer than a window")
+            count = min(self.windows or len(starts), len(starts))
+            chosen = [starts[index * len(starts) // count] for index in range(count)]
+            windows += [tokens[start : start + self.window] for start in chosen]
+        return windows
+
+    def float_logits(self, folder: Path) -> FloatLogits:
+        """Run the model in float, by our own graph."""
+        checkpoint = Checkpoint.load(self.model)
+        exact = export_onnx(checkpoint, self.shape, folder)
+        return record_float(exact, checkpoint.config, self.token_windows())
+
+    def by_torch(self) -> float | None:
+        """Return the perplexity in float by torch; None where that is not installed."""
+        try:
+            with TransformersModel(self.model) as model:
+                config = Checkpoint.load(self.model).config
+                return text_perplexity(model, config, self.token_windows())
+        except BuildError as error:
+            print(f"not judged by torch: {error}", file=sys.stderr)
+            return None
 
 
 @dataclass
@@ -62,91 +128,82 @@ class Measured:
         size: bytes of the integer weights.
         seconds: of the processor, on techniques and calibration.
         memory: largest resident set up to the end of calibration, in bytes.
-        perplexity: of the changed model in float, as QDQ, and on the emulator.
-        rise, error: of the loss on the emulator over that in float, and its standard error.
-        kl: of the emulator from the model in float, in nats.
-        top1: part of the positions where both find the same token most probable.
+        qdq: QDQ on the CPU against float.
+        emulator: the compiled model against float; None where it was not asked for.
     """
 
     bits: str
     size: int
     seconds: float
     memory: int
-    perplexity: tuple[float, float, float]
-    rise: float
-    error: float
-    kl: float
-    top1: float
+    qdq: Divergence
+    emulator: Divergence | None
 
 
-def measure(options: Mapping[str, Any], windows: int | None, folder: Path) -> Measured:
-    """Build the reference model by a recipe, and compare its stages with float."""
-    checkpoint = Checkpoint.load(tiny_llama.folder())
-    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=folder / "cache")
-    shapes = {
-        "arn_cl_options.auto_regression_number": [1, _SHAPE.ar],
-        "arn_cl_options.context_length": [_SHAPE.cl],
+def measure(options: Mapping[str, Any], subject: Subject, folder: Path) -> Measured:
+    """Quantize a model by a recipe, and compare it with float."""
+    own = {key: value for key, value in options.items() if key != "recipe"}
+    stages: dict[str, object] = {"model_loader": {}}
+    stages["quantization"] = {"recipe_name": options["recipe"], "options": own}
+    if subject.emulator:
+        stages["genai_builder"] = {}
+    recipe = {
+        "model_id_or_path": str(subject.model),
+        "backend": "HTP",
+        "soc_details": _TARGET,
+        "cache_dir": str(folder / "cache"),
+        "generator_config": {
+            "sequence_length": subject.shape.ar,
+            "context_length": subject.shape.cl,
+        },
+        "stages": stages,
     }
-    builder.set_targets([_TARGET])
-    builder.set_options(shapes | {f"quantization.{key}": one for key, one in options.items()})
-    seconds, memory, began = 0.0, 0, time.process_time()
-
-    def note(record: StageRecord) -> None:
-        nonlocal seconds, memory
-        if record.operation in {"export", "load", "optimize"} or record.subject == "encodings":
-            seconds = time.process_time() - began
-            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    build = builder.plan()
-    outputs = build.outputs(note)
-    changed = outputs.export / "model.onnx"
-    qdq = outputs.qdq_parts[_SHAPE]
-    soc = parse_target(_TARGET).soc.soc_model
-    emulator = emulator_chains(outputs.binaries, OrtQnnToolchain(), soc_model=soc, cl=_SHAPE.cl)
-    exact = export_onnx(checkpoint, _SHAPE, folder / "float")
-    with record_float(exact, checkpoint.config, held_out(checkpoint, windows)) as reference:
-        found = [
-            _evaluate(checkpoint, {_SHAPE.ar: [OnnxRunner(changed)]}, reference),
-            _evaluate(checkpoint, {_SHAPE.ar: [OnnxRunner(path) for path in qdq]}, reference),
-            _evaluate(checkpoint, emulator, reference),
-        ]
-    return Measured(
-        build.run().precision or "",
-        sum(path.stat().st_size for path in {p.parent for p in qdq}.pop().glob("*.weights")),
-        seconds,
-        memory,
-        (found[0].perplexity, found[1].perplexity, found[2].perplexity),
-        found[2].loss - found[2].loss_float,
-        found[2].error,
-        found[2].kl,
-        found[2].top1,
-    )
+    pipe = LLMPipeline.from_pretrained(recipe=recipe)
+    began = time.process_time()
+    pipe.construct(until="quantization")
+    seconds = time.process_time() - began
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    model = pipe.outputs()["model"]
+    assert isinstance(model, ModelFolder)  # noqa: S101  (what the stage gives)
+    path, config = model.path / MODEL_FILE, load_config(model.path / CONFIG_FILE)
+    qdq = apply_encodings(path, load_encodings(model.path / ENCODINGS_FILE), folder / "qdq.onnx")
+    with subject.float_logits(folder / "float") as reference:
+        with open_onnx(qdq, config) as loop:
+            on_cpu, compiled = evaluate_model(loop, reference), None
+        if subject.emulator:
+            outputs = pipe.construct().outputs()
+            with open_host_model(outputs, folder / "scratch") as on_emulator:
+                compiled = evaluate_model(on_emulator.loop, reference)
+    bits, size = summarize_quantization([qdq])[PRECISION], qdq.with_suffix(".weights")
+    return Measured(str(bits), size.stat().st_size, seconds, memory, on_cpu, compiled)
 
 
-def held_out(checkpoint: Checkpoint, windows: int | None = None) -> list[list[int]]:
-    """Return all of the held-out text in windows, or so many of them from all over it."""
-    tokens = load_tokenizer(checkpoint.tokenizer_path).encode(tiny_llama.heldout_text()).ids
-    starts = range(0, len(tokens) - _WINDOW + 1, _WINDOW)
-    count = min(windows or len(starts), len(starts))
-    chosen = [starts[index * len(starts) // count] for index in range(count)]
-    return [tokens[start : start + _WINDOW] for start in chosen]
-
-
-def _evaluate(
-    checkpoint: Checkpoint, chains: Mapping[int, Sequence[PartRunner]], reference: FloatLogits
-) -> Divergence:
-    with HostLoop(chains, checkpoint.config) as loop:
-        return evaluate_model(loop, reference)
-
-
-def _measured(options: Mapping[str, Any], windows: int | None) -> Measured | str:
+def _measured(options: Mapping[str, Any], subject: Subject) -> Measured | str:
     """Measure a recipe in a process of its own, or return why it is refused."""
-    arguments = [json.dumps(options), *([] if windows is None else [str(windows)])]
-    command = [sys.executable, "-m", "tools.quantization_table", "--one", *arguments]
-    env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
+    asked = {"options": options, "subject": asdict(subject)}
+    command = [sys.executable, "-m", "tools.quantization_table", "--one"]
+    done = subprocess.run(
+        [*command, json.dumps(asked, default=str)], check=True, stdout=subprocess.PIPE, text=True
+    )
     found = json.loads(done.stdout.splitlines()[-1])
-    return str(found["refused"]) if "refused" in found else Measured(**found)
+    if "refused" in found:
+        return str(found["refused"])
+    for key in ("qdq", "emulator"):
+        found[key] = None if found[key] is None else Divergence(**found[key])
+    return Measured(**found)
+
+
+def _print_one(text: str) -> None:
+    """Measure one recipe and print the result as JSON."""
+    asked = json.loads(text)
+    texts = tuple(map(Path, asked["subject"].pop("texts")))
+    model = Path(asked["subject"].pop("model"))
+    subject = Subject(model, texts, **asked["subject"])
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            print(json.dumps(asdict(measure(asked["options"], subject, Path(folder)))))
+        except (InvalidOptionError, ConfigFileError) as error:
+            print(json.dumps({"refused": str(error).rpartition(": ")[2].partition(",")[0]}))
 
 
 def _cells(name: str, one: Measured | str, nearest: Measured | None) -> list[str]:
@@ -159,16 +216,20 @@ def _cells(name: str, one: Measured | str, nearest: Measured | None) -> list[str
     """
     if isinstance(one, str):
         return [name, f"not for this model: {one}", *[""] * (len(_HEADER) - 2)]
+    qdq, emulator = one.qdq, one.emulator
     return [
         name,
         one.bits,
         f"{one.size / 1e6:.2f} MB",
         f"{one.seconds:.1f} s",
         f"{one.memory / 1e6:.0f} MB",
-        *(f"{each:.3f}" for each in one.perplexity),
+        f"{qdq.perplexity:.3f}",
+        f"{qdq.perplexity / qdq.perplexity_float - 1:+.1%}",
+        f"{qdq.kl:.4f}",
+        f"{qdq.top1:.1%}",
+        "" if emulator is None else f"{emulator.perplexity:.3f}",
+        "" if emulator is None else f"{emulator.kl:.4f}",
         "" if nearest is None or one.bits != nearest.bits else gap_closed(one, nearest),
-        f"{one.kl:.4f}",
-        f"{one.top1:.1%}",
     ]
 
 
@@ -178,67 +239,94 @@ def gap_closed(one: Measured, nearest: Measured) -> str:
     The errors of both losses count as independent. They are not, as the text is the same, so the
     true one is smaller.
     """
-    left = one.rise / nearest.rise
-    error = math.hypot(one.error, left * nearest.error) / nearest.rise
+    ours, theirs = one.qdq, nearest.qdq
+    rise = theirs.loss - theirs.loss_float
+    left = (ours.loss - ours.loss_float) / rise
+    error = math.hypot(ours.error, left * theirs.error) / rise
     return "0 %" if one == nearest else f"{1 - left:.0%} ± {error:.0%}".replace("%", " %")
 
 
-def _print_one(options: Mapping[str, Any], windows: int | None) -> None:
-    """Measure one recipe and print the result as JSON."""
-    os.sched_setaffinity(0, {os.getpid() % (os.cpu_count() or 1)})
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            print(json.dumps(asdict(measure(options, windows, Path(folder)))))
-        except InvalidOptionError as error:
-            print(json.dumps({"refused": error.reason.partition(",")[0]}))
-
-
 def main() -> None:
-    """Measure all recipes and write the table."""
+    """Measure recipes, print the table, and write that of the reference model."""
     parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--model", type=Path, help="a checkpoint; default: the reference model")
+    parser.add_argument("--text", type=Path, nargs="+", help="files of held-out text")
+    parser.add_argument("--window", type=int, help="tokens of a window; default: 128, or 512")
+    parser.add_argument("--windows", type=int, help="windows of each text; default: all, or one")
+    parser.add_argument("--recipes", nargs="+", help="a name, or options as JSON; default: all")
+    parser.add_argument("--emulator", action="store_true", help="score the compiled model as well")
     parser.add_argument("--jobs", type=int, default=1, help="recipes to measure at once")
-    parser.add_argument("--windows", type=int, help=f"windows of {_WINDOW} tokens; default: all")
-    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        _print_one(json.loads(asked.one[0]), int(asked.one[1]) if asked.one[1:] else None)
+        _print_one(asked.one)
         return
-    recipes = {f"`{name}`": {"recipe": name} for name in RECIPES} | dict(_ALSO)
+    own = asked.model is None
+    subject = Subject(
+        (tiny_llama.folder() if own else asked.model).absolute(),
+        tuple(asked.text or _texts(own=own)),
+        asked.window or (128 if own else 512),
+        asked.windows or (None if own else 1),
+        own or asked.emulator,
+    )
+    print(f"{subject.model.name}, {_said(subject)}", flush=True)
+    exact = None if own else subject.by_torch()
+    print("" if exact is None else f"float by torch: {exact:.3f}", " | ".join(_HEADER), sep="\n")
     found: dict[str, Measured | str] = {}
+    recipes = {} if asked.recipes else dict(_ALSO)
+    recipes = dict(map(_recipe, asked.recipes or RECIPES)) | recipes
     with ThreadPoolExecutor(asked.jobs) as pool:
-        results = pool.map(lambda one: _measured(one, asked.windows), recipes.values())
+        results = pool.map(lambda one: _measured(one, subject), recipes.values())
         for name, one in zip(recipes, results, strict=True):
             found[name] = one
             print(" | ".join(_cells(name, one, None)), flush=True)
-    checkpoint = Checkpoint.load(tiny_llama.folder())
-    windows = held_out(checkpoint, asked.windows)
-    with tempfile.TemporaryDirectory() as folder:
-        path = export_onnx(checkpoint, _SHAPE, Path(folder))
-        with record_float(path, checkpoint.config, windows) as reference:
-            exact = reference.own().perplexity
-    write_table(found, exact, sum(map(len, windows)))
+    text = _table(found, subject)
+    print(f"\n{text}")
+    if own and not asked.recipes:
+        _write(text)
 
 
-def write_table(found: Mapping[str, Measured | str], exact: float, n_tokens: int) -> None:
-    """Write the table into the document.
+def _texts(*, own: bool) -> list[Path]:
+    return [tiny_llama.folder() / "text/heldout.txt"] if own else sorted(_HELD_OUT.glob("*.txt"))
+
+
+def _recipe(text: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the label and the options of a recipe by its name, or by options as JSON."""
+    if not text.startswith("{"):
+        return f"`{text}`", {"recipe": text}
+    options = json.loads(text)
+    others = ", ".join(f"`{key}={value}`" for key, value in options.items() if key != "recipe")
+    return f"{options['recipe']}, {others}", options
+
+
+def _said(subject: Subject) -> str:
+    windows = subject.token_windows()
+    return f"{sum(map(len, windows)):,} tokens in windows of {subject.window}:"
+
+
+def _table(found: Mapping[str, Measured | str], subject: Subject) -> str:
+    """Return the table with its caption, as Markdown.
 
     Args:
         found: by the name of a recipe.
-        exact: perplexity in float.
-        n_tokens: that were scored.
     """
-    nearest = found[f"`{_NEAREST}`"]
-    if isinstance(nearest, str):
-        raise SystemExit(f"{_NEAREST} cannot be measured: {nearest}")
+    nearest = found.get(f"`{_NEAREST}`")
     rows = [list(_HEADER), ["---"] * len(_HEADER)]
-    rows += [_cells(name, one, nearest) for name, one in found.items()]
-    rows.append(["float", "", "", "", "", f"{exact:.3f}", *[""] * (len(_HEADER) - 6)])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    said = f"{n_tokens:,} tokens in windows of {_WINDOW}:"
-    text = _DOCUMENT.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
+    plain = nearest if isinstance(nearest, Measured) else None
+    rows += [_cells(name, one, plain) for name, one in found.items()]
+    measured = next((one for one in found.values() if isinstance(one, Measured)), None)
+    if measured is not None:
+        exact = f"{measured.qdq.perplexity_float:.3f}"
+        rows.append(["float", "", "", "", "", exact, *[""] * (len(_HEADER) - 6)])
+    return "\n".join([_said(subject), "", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _write(text: str) -> None:
+    """Write the table into the document."""
+    document = _DOCUMENT.read_text(encoding="utf-8")
+    before, _, rest = document.partition(BEGIN)
     after = rest.partition(END)[2]
-    _DOCUMENT.write_text(f"{before}{BEGIN}\n\n{said}\n\n{table}\n\n{END}{after}", encoding="utf-8")
+    _DOCUMENT.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,20 @@ def full_steps(weights: Weights, fmt: WeightFormat) -> npt.NDArray[np.float64]:
     Without blocks a channel is one.
     """
     magnitudes = np.abs(_in_blocks(weights, fmt)).max(axis=2)
-    half = (1 << (fmt.bits - 1)) - 1
-    steps: npt.NDArray[np.float64] = magnitudes.astype(np.float64) / half
+    if fmt.block_size is None:
+        return _channel_steps(magnitudes, fmt.bits)
+    steps: npt.NDArray[np.float64] = magnitudes.astype(np.float64) / ((1 << (fmt.bits - 1)) - 1)
+    return np.maximum(steps, _SMALLEST_SCALE, out=steps)
+
+
+def _channel_steps(magnitudes: npt.NDArray[Any], bits: int) -> npt.NDArray[np.float64]:
+    """Return the steps of channels; one without weights has the largest of all.
+
+    Its bias lies on a grid of that step times that of the input, whose int32 a bias with a step of
+    next to nothing would leave.
+    """
+    steps: npt.NDArray[np.float64] = magnitudes.astype(np.float64) / ((1 << (bits - 1)) - 1)
+    steps[magnitudes == 0.0] = steps.max(initial=0.0)
     return np.maximum(steps, _SMALLEST_SCALE, out=steps)
 
 
@@ -150,8 +162,8 @@ def per_channel_encoding(name: str, weights: npt.NDArray[Any], axis: int, bits: 
     others = tuple(a for a in range(weights.ndim) if a != axis)
     parts = [np.abs(rows).max(axis=others) for rows in chunks(weights)]
     magnitudes = np.concatenate(parts) if axis == 0 else np.max(parts, axis=0)
-    steps = np.maximum(magnitudes.astype(np.float64) / ((1 << (bits - 1)) - 1), _SMALLEST_SCALE)
-    return encode_steps(name, steps[:, None], WeightFormat(bits), axis)
+    steps = _channel_steps(magnitudes, bits)[:, None]
+    return encode_steps(name, steps, WeightFormat(bits), axis)
 
 
 def lpbq_encoding(name: str, weights: npt.NDArray[Any], axis: int, block_size: int) -> Encoding:

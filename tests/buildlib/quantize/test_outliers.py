@@ -8,12 +8,17 @@ import pytest
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.tokenizer import load_tokenizer
+from buildlib.encodings.grid import activation_grid
+from buildlib.encodings.model import Encodings
 from buildlib.graph import interface
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.divergence import Logits
-from buildlib.numerics.host_loop import open_onnx
+from buildlib.numerics.host_loop import HostLoop, open_onnx
+from buildlib.numerics.runners import Arrays, OnnxRunner
 from buildlib.quantize.calibration import observe_ranges
+from buildlib.quantize.qdq import apply_encodings
+from buildlib.quantize.recipe import complete_encodings
 from suites.models import tiny_llama
 from tests import outlier_llama
 
@@ -38,6 +43,23 @@ def test_outliers_change_no_logit(outlier_model: Path, tmp_path: Path) -> None:
     plain = float_logits(tiny_llama.folder(), tmp_path / "plain", tokens)
     changed = float_logits(outlier_model, tmp_path / "changed", tokens)
     assert np.abs(plain - changed).max() <= 1e-5 * np.abs(plain).max()
+
+
+def test_channels_of_a_bias_alone_keep_it(outlier_model: Path, tmp_path: Path) -> None:
+    checkpoint, tokens = Checkpoint.load(outlier_model), text_tokens(64)
+    model = export_onnx(checkpoint, SHAPE, tmp_path)
+    encodings = complete_encodings(model, Encodings(), checkpoint.config, [tokens])
+    name, channel = interface.past_key(0, "out"), outlier_llama.SLOW_CHANNEL
+    grid = activation_grid(encodings.by_name()[name])
+    keys: list[float] = []
+
+    def see(outputs: Arrays, n_tokens: int) -> None:
+        keys.extend(grid.dequantize(outputs[name][0, 0, channel, :n_tokens], 0).tolist())
+
+    runner = OnnxRunner(apply_encodings(model, encodings, tmp_path / "qdq.onnx"))
+    with HostLoop({SHAPE.ar: [runner]}, checkpoint.config, on_outputs=see) as loop:
+        loop.feed(tokens)
+    assert keys == pytest.approx([outlier_llama.KEY_BIAS] * len(tokens), abs=grid.scale[0])
 
 
 def test_activations_are_as_bad_as_real_ones(outlier_model: Path, tmp_path: Path) -> None:
