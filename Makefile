@@ -7,7 +7,7 @@ $(error there is no $(PYTHON): `make setup` makes it)
 endif
 endif
 
-.PHONY: setup check docs format test genie-table genie-mutations quantization-table fuzz variants exports families mutants speculation config-campaign documents family-defaults kills lab-kills chaos nights verdicts board demo screenshots wheel-check
+.PHONY: setup check docs format test genie-table genie-mutations quantization-table real-model fuzz variants exports families mutants speculation config-campaign documents family-defaults kills lab-kills chaos nights verdicts board demo screenshots wheel-check
 
 # The environment of all commands below in `.venv`, and the Debian packages that tests need.
 setup:
@@ -66,6 +66,10 @@ family-defaults:
 # Every quantization recipe on the reference model, from weights to the emulator; writes the table of docs/quantization.md.
 quantization-table:
 	nice -n 10 $(PYTHON) -m tools.quantization_table
+
+# The same of any checkpoint, over texts of three kinds: `make real-model MODEL=DIR`; `ARGUMENTS="--recipes w8a16 --emulator"` for a part, and the emulator.
+real-model:
+	nice -n 10 $(PYTHON) -m tools.quantization_table --model $(MODEL) $(ARGUMENTS)
 
 # Thousands of damaged models; `QNNFARM_FUZZ_SEED=7 make fuzz` for others.
 fuzz:

@@ -27,7 +27,8 @@ from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.container.manifest import PRECISION
 from buildlib.encodings.files import load_encodings
-from buildlib.errors import BuildError, InvalidOptionError
+from buildlib.error_base import QnnfarmError
+from buildlib.errors import BuildError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.divergence import Divergence
@@ -42,7 +43,6 @@ from buildlib.numerics.transformers import TransformersModel
 from buildlib.quantize.options import RECIPES
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.summary import summarize_quantization
-from harness.errors import ConfigFileError
 from harness.pipeline.host_model import open_host_model
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.stage import ModelFolder
@@ -202,8 +202,8 @@ def _print_one(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             print(json.dumps(asdict(measure(asked["options"], subject, Path(folder)))))
-        except (InvalidOptionError, ConfigFileError) as error:
-            print(json.dumps({"refused": str(error).rpartition(": ")[2].partition(",")[0]}))
+        except QnnfarmError as error:
+            print(json.dumps({"refused": str(error)}))
 
 
 def _cells(name: str, one: Measured | str, nearest: Measured | None) -> list[str]:
