@@ -205,6 +205,27 @@ class Interrupted(FatalError):  # noqa: N818  (what happened, not a fault)
         return f"ended by {signal.Signals(self.number).name}"
 
 
+class ProgressFile:
+    """Tells ``run.sh`` how far a run is, by a line in the run folder, once a second at most."""
+
+    _PATH = ".qnnfarm/progress"
+
+    def __init__(self) -> None:
+        self._told = 0.0
+
+    def tell(self, words: str) -> None:
+        """Write words such as ``token 12``, unless others were written within the second."""
+        now = time.monotonic()
+        if now - self._told < 1.0:
+            return
+        self._told = now
+        try:
+            with open(self._PATH, "w") as file:
+                file.write(f"{words}\n")
+        except OSError:  # not in a run folder, or no space: no reason to fail
+            pass
+
+
 class Stop:
     """Signal that asked this process to end: noted when it comes, acted on between two calls.
 

@@ -72,6 +72,7 @@ class LogitsSampler:
         self._following: List[int] = []
         self.done = 0
         self.step_bytes = 0
+        self._progress = genie_api.ProgressFile()
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Begin a text."""
@@ -89,6 +90,7 @@ class LogitsSampler:
             )
         self._sink.write(logits)
         self.done += 1
+        self._progress.tell(f"step {self.done}/{len(self._following)} of a window")
         return self._following[self.done - 1]
 
 

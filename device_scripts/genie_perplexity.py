@@ -36,7 +36,7 @@ class WindowResult(NamedTuple):
         tokens: Of the text, by Genie's tokenizer, without the bos token.
         tokens_sha256: Of the ids in decimal, joined by spaces, so that a host can check that it
             scores the same tokens.
-        retries: How many times the evaluation hung and was started again.
+        retries: How many times the evaluation took too long and was started again.
     """
 
     file: str
@@ -136,7 +136,7 @@ def _child(options: argparse.Namespace) -> int:
 
 
 def run_child(options: argparse.Namespace, window: str) -> Optional[Dict[str, Any]]:
-    """Evaluate one window in a child process; return None if it hung and was killed.
+    """Evaluate one window in a child process; return None if it took too long.
 
     Its trace, if one is asked for, is in the file of `child_trace` then.
     """
@@ -184,13 +184,14 @@ def child_trace(options: argparse.Namespace) -> str:
 
 
 def measure(options: argparse.Namespace, window: str) -> Tuple[WindowResult, str]:
-    """Evaluate one window, with up to ``--retries`` retries if it hangs; add Genie's version."""
+    """Evaluate one window, again if it takes too long; add Genie's version."""
     for retries in range(options.retries + 1):
         began = time.monotonic()
         answer = run_child(options, window)
         seconds = time.monotonic() - began
         if answer is None:
-            print(f"{window}: hung for {options.timeout:g} s", file=sys.stderr, flush=True)
+            words = f"{window}: no result after {options.timeout:g} s"
+            print(words, file=sys.stderr, flush=True)
             continue
         perplexity = answer.get("perplexity")
         if not isinstance(perplexity, (int, float)) or not 0 < perplexity < math.inf:
@@ -205,7 +206,7 @@ def measure(options: argparse.Namespace, window: str) -> Tuple[WindowResult, str
         )
         return result, str(answer["version"])
     raise genie_api.FatalError(
-        f"the evaluation of {window} hung {options.retries + 1} times for {options.timeout:g} s"
+        f"{window} had no result after {options.timeout:g} s, {options.retries + 1} times"
     )
 
 
@@ -235,7 +236,9 @@ def run(options: argparse.Namespace) -> None:
     windows: List[WindowResult] = []
     traces: List[bytes] = []
     version = ""
+    progress = genie_api.ProgressFile()
     for number, file in enumerate(options.window_files, start=1):
+        progress.tell(f"window {number}/{len(options.window_files)}")
         window, version = measure(options, file)
         windows.append(window)
         if options.trace:
@@ -272,8 +275,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="ADAPTER_NAME,ALPHA_TENSOR_NAME,ALPHA_VALUE",
         help="LoRA adapter and its strength",
     )
-    build.add_argument("--timeout", type=float, default=60.0, help="seconds for one window")
-    build.add_argument("--retries", type=int, default=3, help="for a window that hangs")
+    build.add_argument("--timeout", type=float, default=60.0, help="seconds for a try of a window")
+    build.add_argument("--retries", type=int, default=3, help="of a window that takes longer")
     build.add_argument("--answer-fd", type=int, help=argparse.SUPPRESS)
     return build
 

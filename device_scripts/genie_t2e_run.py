@@ -66,8 +66,9 @@ def embed(
     embedding: genie_api.EmbeddingHandle, prompts: Sequence[bytes], summary: Dict[str, Any]
 ) -> bytes:
     """Embed texts one after another, and note shape and time of each."""
-    data = b""
-    for prompt in prompts:
+    data, progress = b"", genie_api.ProgressFile()
+    for number, prompt in enumerate(prompts, start=1):
+        progress.tell(f"text {number}/{len(prompts)}")
         began = time.monotonic()
         vectors = embedding.generate(prompt)
         seconds = time.monotonic() - began

@@ -159,6 +159,7 @@ class TokenClock:
         self.status = 0
         self.pieces: List[float] = []
         self._began = 0.0
+        self._progress = genie_api.ProgressFile()
 
     def start(self) -> None:
         """Begin a query."""
@@ -170,6 +171,7 @@ class TokenClock:
         if self.most and len(self.pieces) >= self.most:
             return False
         self.pieces.append(time.monotonic() - self._began)
+        self._progress.tell(f"token {len(self.pieces)}")
         return True
 
     def json(self) -> str:

@@ -329,14 +329,15 @@ def decode_windows(
     windows = genie_logits.read_windows(options.windows)
     begin = [model.settings.bos] if model.settings.bos >= 0 else []
     floats = Floats(model.chains[0].logits)
-    step_bytes = 0
+    step_bytes, progress = 0, genie_api.ProgressFile()
     with open(options.output_file, "wb") as sink:
         for number, window in enumerate(windows, start=1):
             checked([*window.prompt, *window.following], model)
             model.reset()
             began = time.monotonic_ns()
             tokens = [*begin, *window.prompt]
-            for following in window.following:
+            for step, following in enumerate(window.following):
+                progress.tell(f"window {number}/{len(windows)}, step {step}")
                 for call in model.feed(tokens):
                     recorder.call(call)
                 row = floats.real(model.logits(call, call.tokens - 1)).tobytes()
@@ -359,7 +360,7 @@ def score_windows(
     if not windows or not all(isinstance(one, list) and one for one in windows):
         raise genie_api.FatalError(f"{options.score} holds no windows")
     begin = [model.settings.bos] if model.settings.bos >= 0 else []
-    floats = Floats(model.chains[0].logits)
+    floats, progress = Floats(model.chains[0].logits), genie_api.ProgressFile()
     scores, losses = [], []
     for number, window in enumerate(windows, start=1):
         tokens = [*begin, *checked(window, model)]
@@ -367,6 +368,7 @@ def score_windows(
         began = time.monotonic_ns()
         loss = 0.0
         for call in model.feed(tokens[:-1]):
+            progress.tell(f"window {number}/{len(windows)}, token {call.first}")
             recorder.call(call)
             for row in range(call.tokens):
                 loss += floats.loss(model.logits(call, row), tokens[call.first + row + 1])

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs one command in a run folder, under a time limit, and leaves nothing of it behind.
-#   run.sh [-o STDOUT_FILE] [-m MAX_LOG_MIB] RUN_DIR TIMEOUT_S LOG -- COMMAND [ARGUMENT...]
+#   run.sh [-o STDOUT_FILE] [-m MAX_LOG_MIB] [-t TELL_S] RUN_DIR TIMEOUT_S LOG -- COMMAND [ARGUMENT...]
 # README.md beside this file: environment, last line of the output, exit codes.
 
 case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
@@ -10,15 +10,17 @@ case $here in /*) ;; *) here=$PWD/$here ;; esac
 grace_ticks=15 # of 0.2 s, between TERM and KILL
 out=''
 max_log_mib=64
+tell_s=10
 while [ $# -gt 0 ]; do
   case $1 in
     -o) [ $# -ge 2 ] && out=$2 || die 125 '-o needs a file'; shift 2 ;;
     -m) valid_number "${2:-}" && [ "${#2}" -le 6 ] && max_log_mib=$2 || die 125 '-m needs a number of MiB'; shift 2 ;;
+    -t) valid_number "${2:-}" && [ "${#2}" -le 6 ] && tell_s=$2 || die 125 '-t needs seconds'; shift 2 ;;
     *) break ;;
   esac
 done
 if [ $# -lt 5 ] || [ "$4" != -- ]; then
-  die 125 'usage: run.sh [-o STDOUT_FILE] [-m MAX_LOG_MIB] RUN_DIR TIMEOUT_S LOG -- COMMAND [ARGUMENT...]'
+  die 125 'usage: run.sh [-o STDOUT_FILE] [-m MAX_LOG_MIB] [-t TELL_S] RUN_DIR TIMEOUT_S LOG -- COMMAND [ARGUMENT...]'
 fi
 valid_number "$2" && [ "$2" -gt 0 ] && [ "${#2}" -le 7 ] || die 125 "the timeout must be whole seconds, 1 to 9999999: $2"
 timeout_s=$2
@@ -132,6 +134,14 @@ end_sampler() {
   peak_kb=$peak_of_run
 }
 
+# Says that the command still runs, and how far it is if it tells; less and less often.
+tell_progress() {
+  words=''
+  { read -r words <.qnnfarm/progress; } 2>/dev/null
+  echo "qnnfarm-running elapsed_s=$passed $words"
+  tell_s=$((passed + (passed < 60 ? passed : 60)))
+}
+
 interrupt() { # SIGNAL
   trap '' HUP INT TERM
   reason=$1
@@ -155,7 +165,7 @@ finish() {
   if [ "$status" -gt 128 ] && [ "$status" -le 192 ]; then
     signal=$((status - 128))
   fi
-  rm -f .qnnfarm/process
+  rm -f .qnnfarm/process .qnnfarm/progress
   timed_out=0
   [ "$reason" != timeout ] || timed_out=1
   elapsed_ms=$(((now_s - began_s) * 1000 + (now_cs - began_cs) * 10))
@@ -222,6 +232,7 @@ while :; do
     break
   fi
   # Finding the members is the dear part: every second, but more often at first, for short runs.
+  [ "$passed" -lt "$tell_s" ] || tell_progress
   if [ "$ticks" -lt 5 ] || [ $((ticks % 5)) -eq 0 ]; then
     members=$(marked_pids "run:$marker")
     # shellcheck disable=SC2086

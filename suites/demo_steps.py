@@ -18,7 +18,7 @@ from buildlib.genai import GenAIBuilderFactory
 from buildlib.numerics.evaluation import onnx_perplexity
 from harness.cli.arguments import WAIT_S
 from harness.cli.device_lease import lease_device
-from harness.cli.progress import deploy_progress
+from harness.cli.progress import deploy_progress, tell_running
 from harness.console import progress as progress_bar
 from harness.console import remarks
 from harness.devices.adb.client import AdbServer
@@ -187,7 +187,7 @@ def measure(
         rate = result.metrics["prefill_tokens_per_s"]
         progress.detail(f"repetition {number + 1}/{total}: prefill {rate:.1f} tokens/s")
 
-    options = SessionOptions(shown=deploy_progress, on_repetition=show)
+    options = SessionOptions(shown=deploy_progress, on_repetition=show, on_running=tell_running)
     with (
         lease_device(serial, wait_s=WAIT_S, purpose="the demo") as device,
         Session(device, GenieModel(container), options) as session,

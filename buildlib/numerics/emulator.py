@@ -9,10 +9,11 @@ from buildlib.encodings.grid import Grid
 from buildlib.errors import ModelFileError
 from buildlib.numerics.child import ChildProcess
 from buildlib.numerics.runners import Arrays, Port, Ports, part_sizes
-from buildlib.toolchains.base import GraphInfo, OpPackageLibrary, TensorInfo, Toolchain
+from buildlib.toolchains.base import GraphInfo, OpPackageLibrary, TensorInfo, Toolchain, emulated_s
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 
 _WORKER = "buildlib.numerics.emulator_worker"
+_LOAD_S = 120.0
 
 
 class EmulatedPart:
@@ -41,7 +42,7 @@ def emulator_chains(
     *,
     soc_model: int | None = None,
     cl: int | None = None,
-    timeout_s: float = 120.0,
+    timeout_s: float | None = None,
     op_packages: Sequence[OpPackageLibrary] = (),
 ) -> dict[int, list[EmulatedPart]]:
     """Return chains for `HostLoop`, by AR, from context binaries built for the emulator.
@@ -49,7 +50,7 @@ def emulator_chains(
     Args:
         binaries: one for each part, in the order of the parts.
         cl: context length of the graphs to take, if there are several.
-        timeout_s: for loading, and for each call of a graph.
+        timeout_s: for loading, and for each call of a graph; by default by their size.
         op_packages: for this host, with operations of the graphs.
 
     Raises:
@@ -60,6 +61,8 @@ def emulator_chains(
     graphs: list[tuple[int, Path, GraphInfo]] = []
     for binary in binaries:
         graphs += [(ar, binary, graph) for ar, graph in _graphs(binary, toolchain, cl).items()]
+    if timeout_s is None:
+        timeout_s = _LOAD_S + emulated_s(sum(path.stat().st_size for path in binaries), 1)
     process = EmulatorProcess(
         [(binary, graph.name) for _, binary, graph in graphs], soc_model, timeout_s, op_packages
     )

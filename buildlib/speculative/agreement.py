@@ -17,6 +17,7 @@ from buildlib.container.genie_decoding import GREEDY
 from buildlib.container.layout import TOKENIZER
 from buildlib.container.manifest import SpeculationRecord
 from buildlib.files import atomic_write_bytes
+from buildlib.toolchains.base import emulated_s
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 
@@ -24,7 +25,7 @@ SPECULATIVE = frozenset({"lade", "spd", "ssd-q1", "eaglet"})
 """Types of dialogs whose greedy text is that of plain decoding."""
 PROMPTS = ("In the beginning", "The answer is", "1, 2, 3,")
 _MOST_TOKENS = 24
-_TIMEOUT_S = 900.0
+_LIMIT_S = 450.0
 _WORKER = "buildlib.speculative.dialog_worker"
 
 
@@ -69,8 +70,6 @@ def check_on_emulator(
     folder: Path,
     config: GenieConfig,
     prompts: Sequence[str] = PROMPTS,
-    *,
-    timeout_s: float = _TIMEOUT_S,
 ) -> SpeculationRecord:
     """Compare a dialog with the plain dialog of its target, on the HTP emulator.
 
@@ -85,6 +84,7 @@ def check_on_emulator(
         "dialogs": [dialog.to_json() for dialog in dialogs],
         "prompts": list(prompts),
     }
+    timeout_s = sum(dialog_limit_s(folder, dialog, len(prompts)) for dialog in dialogs)
     step = Step(_WORKER, "answer", folder, timeout_s, libraries.search_path)
     answer = run_step(step, json.dumps(request).encode())
     plain, speculated = answer["answers"]
@@ -95,6 +95,14 @@ def check_on_emulator(
         tokens=count,
         differing=count_differing(config.dialog.type, plain, speculated),
     )
+
+
+def dialog_limit_s(folder: Path, config: GenieConfig, prompts: int) -> float:
+    """Return the seconds after which a dialog of short prompts on the emulator is ended."""
+    names = {name for engine in config.dialog.engines for name in engine.model.ctx_bins}
+    n_bytes = sum((folder / name).stat().st_size for name in names)
+    tokens = config.dialog.max_num_tokens or config.context_length
+    return _LIMIT_S + emulated_s(n_bytes, 2 * prompts * tokens)  # with the calls of a draft
 
 
 def bound_lookahead(

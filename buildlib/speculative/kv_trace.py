@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 
 from buildlib.container.genie_config import GenieConfig
 from buildlib.graph import interface
+from buildlib.speculative.agreement import dialog_limit_s
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.toolchains.qnn import structures as qnn
@@ -36,7 +37,6 @@ _EXECUTE = c.CFUNCTYPE(
 )  # fmt: skip
 _RETRIEVE = c.CFUNCTYPE(c.c_uint64, c.c_void_p, c.c_char_p, c.POINTER(c.c_void_p))
 _WORKER = "buildlib.speculative.dialog_worker"
-_TIMEOUT_S = 900.0
 _KEY = re.compile(r"past_key_(\d+)_in")
 _NEAR = 0.02
 _CLOSED = (-1, -1)
@@ -85,7 +85,7 @@ class Commit:
 
 
 def trace_dialog(
-    folder: Path, config: GenieConfig, prompt: str, *, timeout_s: float = _TIMEOUT_S
+    folder: Path, config: GenieConfig, prompt: str
 ) -> tuple[str, tuple[GraphCall, ...]]:
     """Run a dialog on the emulator; return its answer and the calls of graphs with caches.
 
@@ -97,6 +97,7 @@ def trace_dialog(
         ToolchainError: Genie crashed, failed or did not end in time.
     """
     request = {"folder": str(folder), "dialogs": [config.to_json()], "prompts": [prompt]}
+    timeout_s = dialog_limit_s(folder, config, 1)
     step = Step(_WORKER, "trace", folder, timeout_s, find_libraries().search_path)
     answer = run_step(step, json.dumps(request).encode())
     calls = TypeAdapter(tuple[GraphCall, ...]).validate_python(answer["calls"])

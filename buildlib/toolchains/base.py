@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _BASE = 250 << 20
 _GRAPH_COPIES = 2.15
 _BINARY_COPIES = 3.8
+_EMULATED_S = 1e-6
+"""Seconds for a call, by byte of a binary; ten times what was measured on two idle cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +194,13 @@ def compile_memory_bytes(weight_bytes: int, n_graphs: int, *, weight_sharing: bo
     """
     copies = _GRAPH_COPIES * n_graphs + _BINARY_COPIES * (1 if weight_sharing else n_graphs)
     return 2 * _BASE + int(copies * weight_bytes)
+
+
+def emulated_s(n_bytes: int, calls: int) -> float:
+    """Return what calls of graphs may take on the emulator at most, in seconds.
+
+    Args:
+        n_bytes: of the context binaries.
+        calls: of all their graphs, one after another, of whatever AR.
+    """
+    return calls * n_bytes * _EMULATED_S

@@ -91,6 +91,17 @@ Wait = Annotated[
     float, typer.Option(min=0, help="Seconds to wait for a device that somebody else holds.")
 ]
 WAIT_S = 600.0
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        min=1,
+        metavar="N",
+        help="Seconds for an answer, a window or a text on the device. By default 300, and on the "
+        "emulator more, by the size of the model.",
+        show_default=False,
+    ),
+]
 LogLevel = Annotated[
     Literal["error", "warn", "info", "verbose"] | None,
     typer.Option(
@@ -121,7 +132,7 @@ Push = Annotated[
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """The device that a command works on."""
+    """The device that a command works on, and the time limit there."""
 
     device: Annotated[
         str | None,
@@ -132,6 +143,7 @@ class DeviceOptions:
     ] = None
     pool: PoolFile = None
     wait: Wait = WAIT_S
+    timeout: Timeout = None
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,14 @@ from harness.cli.arguments import (
     LongRuntime,
     PoolFile,
     RecordOptions,
+    Timeout,
     Wait,
     absolute,
 )
 from harness.cli.device_lease import device_source
 from harness.cli.dialog_options import tell_faults
 from harness.cli.measured import in_words
-from harness.cli.progress import deploy_progress
+from harness.cli.progress import deploy_progress, tell_running
 from harness.cli.recorded_session import writing_trace
 from harness.console import print_remark
 from harness.errors import WrongUseError
@@ -65,6 +66,7 @@ class BenchOptions(RecordOptions):
         ),
     ] = None
     pool: PoolFile = None
+    timeout: Timeout = None
     runtime: LongRuntime = DEFAULT_RUNTIME
     repetitions: Annotated[
         int, typer.Option("-r", "--repetitions", help="Measured repetitions of a session.")
@@ -183,6 +185,8 @@ class BenchOptions(RecordOptions):
             telemetry_hz=DEFAULT_HZ,
             prepare=self.conditioning(),
             shown=deploy_progress,
+            runner_timeout_s=self.timeout,
+            on_running=tell_running,
             on_repetition=_tell_repetition,
             log_level=self.log_level,
             trace=self.trace is not None,

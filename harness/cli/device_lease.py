@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.cli.arguments import DeviceOptions, RunOptions
-from harness.cli.progress import deploy_progress
+from harness.cli.progress import deploy_progress, tell_running
 from harness.console import print_remark
 from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
@@ -180,7 +180,9 @@ def open_session(model: Model, options: DeviceOptions, *, command: str) -> Itera
     Args:
         command: see `device_source`.
     """
-    settings = SessionOptions(shown=deploy_progress)
+    settings = SessionOptions(
+        shown=deploy_progress, runner_timeout_s=options.timeout, on_running=tell_running
+    )
     if isinstance(options, RunOptions):
         settings = replace(
             settings,

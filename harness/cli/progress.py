@@ -13,7 +13,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from harness.console import progress, visible
+from harness.console import print_remark, progress, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +47,11 @@ def deploy_progress(device: str) -> "Iterator[OnProgress]":
             )
 
         yield update
+
+
+def tell_running(seconds: float, words: str) -> None:
+    """Say that a command on a device still runs, and how far it is."""
+    print_remark(f"still running, {seconds:.0f} s" + (f": {words}" if words else ""))
 
 
 class StageBar:

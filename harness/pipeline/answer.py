@@ -16,7 +16,7 @@ from harness.runtimes.genie.runtime import GenieModel
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.chat import Chat
 from harness.workloads.generate import Generate
-from harness.workloads.session import Session
+from harness.workloads.session import Session, SessionOptions
 
 _WAIT_S = 60.0
 
@@ -50,15 +50,18 @@ class GenerationAnswer:
 
 
 @contextmanager
-def leased_session(container: GenAIContainer, device: DeviceSpec | str | None) -> Iterator[Session]:
+def leased_session(
+    container: GenAIContainer, device: DeviceSpec | str | None, runner_s: float | None
+) -> Iterator[Session]:
     """Lease a device, and open a session with a container that leaves nothing on it."""
     spec = DeviceSpec.parse(device) if isinstance(device, str) else device
+    options = SessionOptions(runner_timeout_s=runner_s)
     purpose = f"a pipeline of {container.metadata.model.name}"
     with (
         host_devices() as devices,
         Pool.of([devices.resolve(spec)], devices=devices) as pool,
         pool.acquire(Requirement(), timeout_s=_WAIT_S, purpose=purpose) as lease,
-        Session(lease.device, GenieModel(container)) as session,
+        Session(lease.device, GenieModel(container), options) as session,
     ):
         yield session
 

@@ -249,7 +249,9 @@ class LLMPipeline:
         config = self._metrics("name the metrics that evaluate() is to compute")
         work = {metric.key: (self._text_of(metric), metric.windows) for metric in config.metrics}
         if device is not None:
-            with leased_session(_container(outputs), device) as session:
+            with leased_session(
+                _container(outputs), device, self.config.settings.runner_s
+            ) as session:
                 refuse_other_windows(config, session)
                 scores = {key: score_on_device(session, *text) for key, text in work.items()}
         else:
@@ -290,7 +292,7 @@ class LLMPipeline:
             return comparison
         with (
             LazyResultsStore(db) if db is not None else nullcontext() as store,
-            leased_session(container, device) as session,
+            leased_session(container, device, self.config.settings.runner_s) as session,
         ):
             recording = UNRECORDED if store is None else Recording(store.open, new_run_id())
             row = compare_on_device(session, over, comparison, recording)
@@ -352,7 +354,9 @@ class LLMPipeline:
         )
         outputs = self.outputs(needed_by="generate()")
         if device is not None:
-            with leased_session(_container(outputs), device) as session:
+            with leased_session(
+                _container(outputs), device, self.config.settings.runner_s
+            ) as session:
                 return generate_on_device(session, workload)
         with open_host_model(outputs, self.cache_root / self.model_name) as model:
             return generate_on_host(model, workload, folder_of(self.model_dir))

@@ -150,6 +150,7 @@ class PipelineSettings(_Section):
         cache_dir: where, relative to the recipe; by default the user's cache folder.
         checkpoint: a stage; every finished stage is kept, this one too.
         log_level: of the log while stages run.
+        runner_s: seconds for an answer or a window of text on a device; None for those of commands.
         stages: section of each stage, in the order in which they run.
         features: speculative decoding and adapters, which `genai_builder` builds in.
         eaglet: the vendor's way to make a draft, which is refused.
@@ -163,6 +164,7 @@ class PipelineSettings(_Section):
     cache_dir: NonEmpty | None = None
     checkpoint: NonEmpty | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    runner_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     generator_config: GeneratorConfig = Field(default_factory=GeneratorConfig)
     evaluator_config: EvaluatorConfig | None = None
     stages: dict[str, dict[str, Any] | None] = Field(default_factory=dict)

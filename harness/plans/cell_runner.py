@@ -60,7 +60,7 @@ class PlanSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     plan: str | None = None
-    runner_timeout_s: float = 300.0
+    runner_timeout_s: float | None = None
     conditions: ConditionsEntry | None = None
     telemetry: bool = False
     log_level: LogLevel | None = None

@@ -138,12 +138,12 @@ class Timeouts(_Part):
 
     Attributes:
         cell_s: for one try of one cell.
-        runner_s: for one process of the runner on the device.
+        runner_s: for an answer, a window or a text on the device; as `--timeout` of commands.
         lease_s: for cells to wait while no device at all is free for them.
     """
 
     cell_s: Seconds = 3600.0
-    runner_s: Seconds = 300.0
+    runner_s: Seconds | None = None
     lease_s: Seconds = 3600.0
 
 

@@ -92,8 +92,12 @@ def open_session(
     """Open a session of a model on the leased device; skip the test if no runtime fits."""
     item = request.node
     item.user_properties.append(("qnnfarm.container", model.info.sha256))
-    push = pushed_files(read_settings(request.config).push)
-    options = SessionOptions(telemetry_hz=DEFAULT_HZ, push=push)
+    settings = read_settings(request.config)
+    options = SessionOptions(
+        telemetry_hz=DEFAULT_HZ,
+        push=pushed_files(settings.push),
+        runner_timeout_s=settings.run_timeout_s,
+    )
     session = Session(held.lease.devices[0], model, options, properties=held.properties[0])
     try:
         _ = session.runtime

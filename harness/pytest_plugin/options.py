@@ -30,6 +30,8 @@ class PluginSettings:
         runtime: its name.
         db: results store, a path or URL; `None` for a file in pytest's temporary folder.
         repeat: how many sessions each device test runs in.
+        run_timeout_s: time limit of an answer, a window or a text on the device; None for that of
+            the runtime.
         lease_timeout_s: how long a test waits for its devices; `None` for ever.
         missing_device: end of a test without a device for its requirement; empty to skip only if
             there is no device at all.
@@ -44,6 +46,7 @@ class PluginSettings:
     runtime: str
     db: str | None
     repeat: int
+    run_timeout_s: float | None
     lease_timeout_s: float | None
     missing_device: MissingDevice
     baseline: str
@@ -94,6 +97,13 @@ _OPTIONS: tuple[tuple[str, str, _Kind, str | None, str], ...] = (
 The setting `qnnfarm_NAME` (`qnnfarm_NAMEs` for several) changes the default; None has no setting.
 """
 _INI = (
+    (
+        "qnnfarm_run_timeout", "0",
+        (
+            "Seconds for an answer, a window or a text on the device; 0: 300, and on the emulator "
+            "more, by the size of the model."
+        ),
+    ),
     ("qnnfarm_lease_timeout", "0", "Seconds that a test waits for devices; 0: for ever."),
     (
         "qnnfarm_missing_device", "",
@@ -174,7 +184,8 @@ def _read(config: pytest.Config) -> PluginSettings:
         runtime=option.qnnfarm_runtime or config.getini("qnnfarm_runtime"),
         db=option.qnnfarm_db or _db(config.getini("qnnfarm_db"), base),
         repeat=_whole(option.qnnfarm_repeat or config.getini("qnnfarm_repeat")),
-        lease_timeout_s=_seconds(config.getini("qnnfarm_lease_timeout")),
+        run_timeout_s=_seconds(config, "qnnfarm_run_timeout"),
+        lease_timeout_s=_seconds(config, "qnnfarm_lease_timeout"),
         missing_device=_missing(config.getini("qnnfarm_missing_device")),
         baseline=option.qnnfarm_baseline or config.getini("qnnfarm_baseline"),
         params=_params(
@@ -207,13 +218,14 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float | None:
+def _seconds(config: pytest.Config, setting: str) -> float | None:
+    text = config.getini(setting)
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise pytest.UsageError(f"qnnfarm_lease_timeout: {text!r} is not a number of seconds")
+        raise pytest.UsageError(f"{setting}: {text!r} is not a number of seconds")
     return seconds or None
 
 

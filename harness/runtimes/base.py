@@ -9,7 +9,7 @@ that crashed, hung or refused, and `RuntimeOutputError` for an output that canno
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -43,7 +43,10 @@ class RuntimeOptions:
 
     Attributes:
         timeout_s: for the deployment.
-        runner_timeout_s: for one process of the runner on the device.
+        runner_timeout_s: for one answer, window or text on the device; None for that of
+            `DeployedRuntime.limit_s`.
+        on_running: called now and then while a command runs, with its seconds so far and how far it
+            is, in words, if it tells.
         telemetry_hz: samples a second while the device generates; None for no telemetry.
         shown: shows the deployment; None deploys silently.
         log_level: of the runtime's own log; None keeps its errors.
@@ -52,7 +55,8 @@ class RuntimeOptions:
     """
 
     timeout_s: float = DEPLOY_TIMEOUT_S
-    runner_timeout_s: float = 300.0
+    runner_timeout_s: float | None = None
+    on_running: Callable[[float, str], None] | None = None
     telemetry_hz: float | None = None
     shown: Shown | None = None
     log_level: LogLevel | None = None

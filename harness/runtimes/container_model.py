@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
+from buildlib.toolchains.base import emulated_s
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.errors import WrongUseError
@@ -51,6 +52,13 @@ class ContainerRuntime(DeployedRuntime, Runtime):
         super().__init__(device, properties, bundle, options or RuntimeOptions(), container)
         self._container = container
         self._properties = properties
+
+    def _emulated_s(self, new_tokens: int) -> float:
+        if not self._properties.emulator:
+            return 0.0
+        graphs = self._container.metadata.graphs
+        prefill = -(-graphs.context_length // max(graphs.auto_regression_numbers))
+        return emulated_s(self._container.sizes_by_kind["binary"], prefill + new_tokens)
 
     @functools.cached_property
     def _limit(self) -> ContextLimit:

@@ -19,6 +19,9 @@ from harness.runtimes.bundles.checks import check_bundle
 from harness.runtimes.run_folder import RunFolder
 from harness.telemetry.sampler import Sampling, sampling
 
+RUN_S = 300.0
+"""Limit of an answer, a window or a text on a device: a hundred times what phones take."""
+
 
 def _in_silence(_serial: str) -> AbstractContextManager[Progress]:
     return contextlib.nullcontext(lambda _sent, _total: None)
@@ -100,7 +103,22 @@ class DeployedRuntime:
 
     def folder(self) -> RunFolder:
         """Return the run folder; deploy first if needed."""
-        return RunFolder(self.device, self.prepare())
+        return RunFolder(self.device, self.prepare(), self.options.on_running)
+
+    def limit_s(self, queries: int = 1, new_tokens: int = 0) -> float:
+        """Return the seconds after which a process on the device is ended.
+
+        Args:
+            queries: answers, windows or texts that it is to give.
+            new_tokens: that each of them has at most.
+        """
+        asked = self.options.runner_timeout_s
+        return queries * (RUN_S + self._emulated_s(new_tokens) if asked is None else asked)
+
+    def _emulated_s(self, new_tokens: int) -> float:
+        """Return what an emulator may take for a query, beside the time of a device."""
+        del new_tokens
+        return 0.0
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[Sampling]:

@@ -111,7 +111,7 @@ class ExecuTorchRuntime(ProgramRuntime):
         command += ["--seq_len", str(len(tokens) + request.max_new_tokens)]
         command += ["--temperature", str(request.settings.sampling.get("temp", 0))]
         command += ["--output_path", _ANSWER, "--performance_output_path", _SPEED]
-        timeout_s = self.options.runner_timeout_s
+        timeout_s = self.limit_s()
         with self.sampling() as samples:
             outcome = folder.run(command, name=PROGRAM, timeout_s=timeout_s, stdout=_OUTPUT)
         log = folder.read(_OUTPUT) + folder.read_log()

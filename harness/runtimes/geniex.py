@@ -82,7 +82,7 @@ class GeniexBenchRuntime(ProgramRuntime):
         command += ["-r", str(request.repetitions), "--output-json", _REPORT]
         command += [] if request.warmup is None else ["--warmup", str(request.warmup)]
         folder = self.folder()
-        timeout_s = self.options.runner_timeout_s
+        timeout_s = self.limit_s()
         outcome = folder.run(command, name=self.name, timeout_s=timeout_s)
         report = folder.read(_REPORT)
         try:

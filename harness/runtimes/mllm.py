@@ -161,7 +161,7 @@ class MllmDialog(MllmRuntime):
         folder.send({_PROMPT: prompt.rstrip("\n") + "\n"})
         script = f"{self.prepare().scripts_dir}/output_clock.sh"
         command = ["sh", script, _CLOCK, _PROMPT, _OUTPUT, *self._command]
-        timeout_s = self.options.runner_timeout_s
+        timeout_s = self.limit_s()
         with self.sampling() as samples:
             outcome = folder.run(command, name=self.runner(type(self)), timeout_s=timeout_s)
         output = folder.pull(_OUTPUT)
@@ -208,7 +208,7 @@ class MllmSpeed(MllmRuntime):
                 outcome = folder.run(
                     [*self._command, *lengths],
                     name=name,
-                    timeout_s=self.options.runner_timeout_s,
+                    timeout_s=self.limit_s(),
                     stdout=_OUTPUT,
                 )
             output = folder.read(_OUTPUT)

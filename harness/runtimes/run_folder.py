@@ -3,7 +3,7 @@
 import hashlib
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,9 @@ _LINE = re.compile(
     r" peak_file_kb=(?P<file>\d{1,12}) elapsed_ms=(?P<elapsed>-?\d{1,12})"
     r" reason=(?P<reason>[A-Za-z-]{1,32}) leftover=(?P<leftover>\d{1,9})$"
 )
+
+
+_RUNNING = re.compile(r"qnnfarm-running elapsed_s=(?P<elapsed>\d{1,9}) ?(?P<words>.{0,100})")
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class RunOutcome:
         """Describe the end, in words that stand after the command's name."""
         match self.reason:
             case "timeout":
-                return f"hung and was killed after {self.elapsed_s:.0f} s"
+                limit = "--timeout, or runner_s of a plan, sets another limit"
+                return f"had not ended after {self.elapsed_s:.0f} s and was killed: {limit}"
             case "log-too-big":
                 return "was killed for what it wrote: its log grew too big"
             case "log-gone":
@@ -107,10 +111,15 @@ _LARGEST_LOG = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Sends a run's inputs, runs commands in its folder, and reads their output."""
+    """Sends a run's inputs, runs commands in its folder, and reads their output.
+
+    Attributes:
+        on_running: as `RuntimeOptions` has it.
+    """
 
     device: Device
     deployment: Deployment
+    on_running: Callable[[float, str], None] | None = None
 
     def send(self, inputs: Mapping[str, str | bytes]) -> None:
         """Write a query's inputs into the folder: small files, which are never reused."""
@@ -146,7 +155,9 @@ class RunFolder:
         script = ["sh", f"{self.deployment.scripts_dir}/run.sh"]
         script += ["-o", stdout] if stdout else []
         script += [run_dir, str(int(timeout_s)), "run.log", "--", *command]
-        result = device.shell(script, timeout_s=timeout_s + _MARGIN_S, check=False)
+        result = device.stream(
+            script, on_output=_Listener(self.on_running), timeout_s=timeout_s + _MARGIN_S
+        )
         outcome = parse_run_line(result.stdout)
         if outcome is None:
             tail = (result.stderr or result.stdout)[-_LOG_TAIL:]
@@ -193,6 +204,21 @@ class RunFolder:
             reason = f"the runner left more than {_LARGEST_OUTPUT} bytes in {name}"
             raise RuntimeOutputError(self.device.serial, reason)
         return result.stdout
+
+
+class _Listener:
+    """Takes the output of `run.sh`, and tells of the lines that say how far a command is."""
+
+    def __init__(self, on_running: Callable[[float, str], None] | None) -> None:
+        self._on_running = on_running
+        self._open = b""
+
+    def __call__(self, data: bytes) -> None:
+        *lines, self._open = (self._open + data)[-_LOG_TAIL:].split(b"\n")
+        for line in lines:
+            match = _RUNNING.fullmatch(line.decode("utf-8", "replace").strip())
+            if match and self._on_running is not None:
+                self._on_running(float(match["elapsed"]), match["words"])
 
 
 # Files of a run are links into the store, and Python looks for modules where a link leads. It

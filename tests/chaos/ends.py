@@ -49,7 +49,7 @@ EXPLAINED: Final[Mapping[str, Mapping[str, str]]] = {
     "throttle": _LATE,
     "slow": _LATE,
     "runner:KILL": {"RunnerError": "signal 9|SIGKILL", "DeviceCommandError": "status 137"},
-    "runner:STOP": _LATE | {"RunnerError": "hung and was killed|took longer"},
+    "runner:STOP": _LATE | {"RunnerError": "had not ended after|took longer"},
     "adb_kill": {"AdbServerError": "adb server"} | _GONE,
     "suspend": {"LeaseLostError": "is lost"} | _LATE,
     "release": {"LeaseLostError": "took it back"},

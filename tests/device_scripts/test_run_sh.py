@@ -96,6 +96,18 @@ def test_a_hung_command_that_ignores_term_is_killed_with_its_children(device: De
     assert marked_processes(run_dir) == []
 
 
+def test_a_long_command_is_told_of_with_its_own_words(device: DeviceShell) -> None:
+    run_dir = device.make_run()
+    script = "sleep 1.5; echo 'window 2/8' >.qnnfarm/progress; sleep 2"
+    done = device.run("run.sh", "-t", "1", run_dir, "20", "log", "--", "sh", "-c", script)
+    assert done.returncode == 0
+    told = [line for line in done.stdout.splitlines() if line.startswith("qnnfarm-running ")]
+    assert told[0].rstrip() == "qnnfarm-running elapsed_s=1"
+    assert told[-1].endswith(" window 2/8")
+    assert outcome(done.stdout)[5] == "exited"
+    assert not (run_dir / ".qnnfarm" / "progress").exists()
+
+
 def test_a_daemon_is_found_also_by_a_grep_that_ends_lines_at_nul(device: DeviceShell) -> None:
     """As that of Android 13 does without -z: it sees the first variable, which is another."""
     old = device.with_tool("grep", 'case $1 in *z*) real "$@" ;; esac\nexit 1')

@@ -222,6 +222,8 @@ def bound_answer(
 
 _OUTPUT = "output.txt"
 _SCORER = "genie_perplexity.py"
+_TRIES = 4
+"""Of a window, which Genie's accuracy API may leave without an end."""
 _ASKED_IN_WORDS = frozenset({"spd", "ssd-q1", "eaglet"})
 _PROGRAMS: Mapping[Capability, tuple[str, ...]] = {
     Generates: ("genie-t2t-run", "genie_t2t_run.py"),
@@ -381,8 +383,9 @@ class GenieRuntime(ContainerRuntime):
             command += ["--clock", clock]
         with self.sampling() as samples:
             outcome = folder.run(
-                command, name=runner, timeout_s=self.options.runner_timeout_s, stdout=_OUTPUT
-            )
+                command, name=runner, stdout=_OUTPUT,
+                timeout_s=self.limit_s(new_tokens=request.max_new_tokens),
+            )  # fmt: skip
         text = generated_text(folder.read(_OUTPUT), self.device.serial)
         profiled = folder.read(profile)
         figures = parse_figures(profiled, self.device.serial)
@@ -435,7 +438,7 @@ class GenieRuntime(ContainerRuntime):
             raise RuntimeChoiceError(self.device.serial, reason)
         folder = self.folder()
         run = EncoderRun(
-            self.device, folder, runner, self.options.runner_timeout_s, tuple(self._logging),
+            self.device, folder, runner, self.limit_s, tuple(self._logging),
             trace=self._trace,
         )  # fmt: skip
         return run.embed(texts, config)
@@ -461,7 +464,9 @@ class GenieRuntime(ContainerRuntime):
         if self._has_python:  # options of ours
             command += [*self._logging, *(["--trace", "trace.json"] if self._trace else [])]
         with self.sampling() as samples:
-            outcome = folder.run(command, name=runner, timeout_s=self.options.runner_timeout_s)
+            turns = sum(len(each.turns) for each in request.conversations)
+            timeout_s = self.limit_s(turns, request.max_new_tokens)
+            outcome = folder.run(command, name=runner, timeout_s=timeout_s)
         answers = [
             [self._answer(folder.read(name), turn) for name, turn in files]
             for files in script.answers()
@@ -522,9 +527,10 @@ class GenieRuntime(ContainerRuntime):
         command = [*self._command(_SCORER), "-c", "query_config.json"]
         command += ["--ar", str(self._limit_of(role).prefill_ar), "--role", role, *adapters]
         command += [*self._logging, *(["--trace", "traces.jsonl"] if self._trace else [])]
+        # The tries of a window share its time.
+        command += ["--timeout", f"{self.limit_s() / _TRIES:g}", "--retries", str(_TRIES - 1)]
         command += ["--out", "perplexity.json", "--window-files", *names]
-        timeout_s = self.options.runner_timeout_s * len(windows)
-        folder.run(command, name=_SCORER, timeout_s=timeout_s, stdout=_OUTPUT)
+        folder.run(command, name=_SCORER, timeout_s=self.limit_s(len(windows)), stdout=_OUTPUT)
         text = folder.read("perplexity.json")
         result = parse_perplexity(text, windows, self.device.serial, self.positions(role))
         if not self._trace:
@@ -550,7 +556,7 @@ class GenieRuntime(ContainerRuntime):
         run = StepRun(
             self.device,
             folder,
-            self.options.runner_timeout_s,
+            self.limit_s(new_tokens=most),
             tuple(self._logging),
             trace=self._trace,
             command=self._command(STEP_RUNNER),

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -21,7 +21,6 @@ _PROMPTS = "prompts.json"
 _PROMPT = "prompt.txt"
 _LOGGED = "output.txt"
 _TRACE = "trace.json"
-_TEXT_S = 30.0  # for a text, beside the time limit of the whole: the emulator takes about one
 _MICROSECONDS = 1e-6
 _FLOAT_BYTES = 4
 _MOST_VALUES = 1 << 28
@@ -50,7 +49,7 @@ class EncoderRun:
 
     Attributes:
         runner: the SDK's program, which takes one text, or ours, which takes many.
-        timeout_s: for one process of the runner, beside the time for its texts.
+        limit_s: the time limit of a process, by the number of its texts.
         logging: options of the runner for Genie's own log.
         trace: whether our runner writes a trace.
     """
@@ -58,7 +57,7 @@ class EncoderRun:
     device: Device
     folder: RunFolder
     runner: str
-    timeout_s: float
+    limit_s: Callable[[int], float]
     logging: tuple[str, ...] = ()
     trace: bool = False
 
@@ -124,7 +123,7 @@ class EncoderRun:
         return [*command, "--profile", PROFILE, *self.logging]
 
     def _run(self, command: Sequence[str], texts: int) -> Mapping[str, float]:
-        timeout_s = self.timeout_s + _TEXT_S * texts
+        timeout_s = self.limit_s(texts)
         outcome = self.folder.run(command, name=self.runner, timeout_s=timeout_s, stdout=_LOGGED)
         return outcome.memory
 

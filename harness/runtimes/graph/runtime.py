@@ -204,7 +204,7 @@ class GraphRuntime(ContainerRuntime):
             command += ["--fill_file", "fill.txt"]
         folder = self.folder()
         with self.sampling() as samples:
-            outcome = self._run(folder, config, command, inputs)
+            outcome = self._run(folder, config, command, inputs, new_tokens=most)
         serial = self.device.serial
         ids = parse_ids(generated_text(folder.read(_OUTPUT), serial), config, serial)
         profiled = folder.read("profile.json")
@@ -259,7 +259,7 @@ class GraphRuntime(ContainerRuntime):
         run = StepRun(
             self.device,
             self.folder(),
-            self.options.runner_timeout_s,
+            self.limit_s(new_tokens=max(len(window.following) for window in windows)),
             self._arguments,
             trace=self.options.trace,
             command=runner_command(RUNNER),
@@ -274,11 +274,12 @@ class GraphRuntime(ContainerRuntime):
         inputs: Mapping[str, str],
         *,
         times: int = 1,
+        new_tokens: int = 0,
     ) -> RunOutcome:
         folder.send({_CONFIG: config.to_json(), **inputs})
         whole = [*runner_command(RUNNER), "-c", _CONFIG, *command, *self._arguments]
         whole += ["--trace", _TRACE] if self.options.trace else []
-        timeout_s = self.options.runner_timeout_s * times
+        timeout_s = self.limit_s(times, new_tokens)
         return folder.run(whole, name=RUNNER, timeout_s=timeout_s, stdout=_OUTPUT)
 
     def _read_trace(self, folder: RunFolder) -> str:

@@ -212,7 +212,7 @@ class LlamaCppRuntime(DeployedRuntime):
         if program not in self.bundle.files:
             raise WrongUseError(f"the build of llama.cpp has no {program}, which this needs")
         command = [*self._environment, f"./{program}"]
-        timeout_s = self.options.runner_timeout_s * times
+        timeout_s = self.limit_s(times)
         return self.folder().run(
             [*command, *arguments, *self._arguments],
             name=program, timeout_s=timeout_s, stdout=_OUTPUT,

@@ -87,6 +87,7 @@ def test_the_header_tells_no_password(project: pytest.Pytester, db: str, shown: 
         (["--suite-param", "a-b=1"], "--suite-param: 'a-b=' is not NAME=VALUE"),
         (["--suite-param", "ab"], "--suite-param: 'ab' is not NAME=VALUE"),
         (["-o", "qnnfarm_lease_timeout=soon"], "'soon' is not a number of seconds"),
+        (["-o", "qnnfarm_run_timeout=-1"], "qnnfarm_run_timeout: '-1' is not a number of seconds"),
         (["-o", "qnnfarm_missing_device=ignore"], "'ignore' is neither skip nor fail"),
     ],
 )

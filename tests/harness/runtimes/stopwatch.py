@@ -37,9 +37,7 @@ class StopwatchRuntime(DeployedRuntime):
         folder = self.folder()
         command = ["sh", "model.sh", str(request.prompt_tokens), str(request.new_tokens)]
         for _ in range(request.repetitions):
-            outcome = folder.run(
-                command, name="model.sh", timeout_s=self.options.runner_timeout_s, stdout="speed"
-            )
+            outcome = folder.run(command, name="model.sh", timeout_s=self.limit_s(), stdout="speed")
             prefill, decode = map(float, folder.read("speed").split())
             speeds = {"prefill_tokens_per_s": prefill, "decode_tokens_per_s": decode}
             yield GenerationResult("", {**speeds, **outcome.memory})

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.deploy.store import DISK_FULL
 from harness.devices.base import CommandResult
-from harness.errors import DeviceFullError, RuntimeOutputError
+from harness.errors import DeviceFullError, RunnerError, RuntimeOutputError
 from harness.runtimes.base import GenerationResult
 from harness.runtimes.genie.output import (
     find_early_end,
@@ -97,6 +98,26 @@ def test_without_the_line_there_is_no_outcome(output: str) -> None:
     assert parse_run_line(output) is None
 
 
+def test_signs_of_life_are_told_as_they_come() -> None:
+    told: list[tuple[float, str]] = []
+    lines = "noise\nqnnfarm-running elapsed_s=10 \nqnnfarm-running elapsed_s=20 window 2/8\n"
+
+    def stream(_script: object, on_output: Callable[[bytes], None], **_others: float) -> object:
+        for byte in f"{lines}{LINE}\n".encode():
+            on_output(bytes([byte]))
+        return CommandResult(0, f"{lines}{LINE}\n", "")
+
+    def shell(_command: object, **_others: object) -> CommandResult:
+        return CommandResult(0, "", "")
+
+    device = cast("Device", SimpleNamespace(serial="d", stream=stream, shell=shell))
+    deployment = cast("Deployment", SimpleNamespace(run_dir="/run", scripts_dir="/scripts"))
+    folder = RunFolder(device, deployment, lambda seconds, words: told.append((seconds, words)))
+    with pytest.raises(RunnerError, match=r"had not ended after 2 s.*--timeout"):
+        folder.run(["x"], name="x", timeout_s=1)
+    assert told == [(10.0, ""), (20.0, "window 2/8")]
+
+
 @given(st.text())
 def test_a_run_line_never_fails(output: str) -> None:
     parse_run_line(output)
@@ -164,7 +185,7 @@ def test_output_without_marks_is_a_typed_error(output: str) -> None:
 def test_a_run_that_finds_no_space_says_that_the_device_is_full() -> None:
     result = CommandResult(125, "", f"error: cannot write to /runs/r: {DISK_FULL}\n")
     device = SimpleNamespace(serial="S1")
-    device.shell = lambda *_words, **_options: result
+    device.stream = lambda *_words, **_options: result
     deployment = SimpleNamespace(run_dir="/runs/r", scripts_dir="/scripts")
     folder = RunFolder(cast("Device", device), cast("Deployment", deployment))
     with pytest.raises(DeviceFullError, match="device S1 is full at /runs/r"):

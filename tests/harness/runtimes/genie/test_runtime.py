@@ -16,6 +16,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.numerics.emulator import emulator_chains
 from buildlib.numerics.evaluation import onnx_perplexity
 from buildlib.numerics.host_loop import HostLoop
+from buildlib.toolchains.base import emulated_s
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from harness.devices.base import PushItem
@@ -188,11 +189,27 @@ def test_a_runner_that_hangs_is_killed_and_leaves_no_process(
     make_runtime: MakeRuntime, virtual_device: Device, container: GenAIContainer
 ) -> None:
     runtime = make_runtime(container, RuntimeOptions(runner_timeout_s=1))
-    with pytest.raises(RunnerError, match="hung and was killed") as caught:
+    with pytest.raises(RunnerError, match=r"had not ended after \d+ s and .*--timeout") as caught:
         runtime.generate(GenerationRequest(150, prompt=PROMPT))
     assert caught.value.serial == virtual_device.serial
     assert caught.value.command == "genie_t2t_run.py"
     assert processes_of_runs(virtual_device) == ""
+
+
+def test_a_limit_grows_with_the_model_on_the_emulator_alone(
+    virtual_device: Device, container: GenAIContainer
+) -> None:
+    properties = virtual_device.properties()
+    weights = container.sizes_by_kind["binary"]
+
+    def limit(seconds: float | None, *, emulator: bool) -> float:
+        options = RuntimeOptions(runner_timeout_s=seconds)
+        place = replace(properties, emulator=emulator)
+        return GenieRuntime(virtual_device, place, container, options).limit_s(2, 10)
+
+    assert limit(None, emulator=True) == 2 * (300 + emulated_s(weights, 192 // 32 + 10))
+    assert emulated_s(500_000_000, 1) > 60
+    assert (limit(7, emulator=True), limit(7, emulator=False)) == (14, 14)
 
 
 def break_run(runtime: GenieRuntime, device: Device, name: str, content: str) -> None:

@@ -64,7 +64,8 @@ def encoder(
 ) -> tuple[EncoderRun, Folder]:
     folder = Folder(files, output)
     device = SimpleNamespace(serial="phone")
-    return EncoderRun(cast("Device", device), cast("RunFolder", folder), runner, 60.0), folder
+    run = EncoderRun(cast("Device", device), cast("RunFolder", folder), runner, lambda n: 60.0 * n)
+    return run, folder
 
 
 def summary(*shapes: tuple[int, ...]) -> str:
