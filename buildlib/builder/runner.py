@@ -16,6 +16,7 @@ from buildlib.cache.layout import CacheEntry
 from buildlib.cache.store import StageCache
 from buildlib.cancellation import check_cancelled
 from buildlib.errors import CacheError, InputFileError
+from buildlib.progress import working
 from buildlib.toolchains.base import Toolchain
 
 _Stat = tuple[int, int]
@@ -152,7 +153,8 @@ class StageRunner:
         def fill(folder: Path) -> None:
             if not self.records:
                 _check_room(self._cache_root, self.needed_bytes)
-            stage.run(folder)
+            with working(f"{stage.operation} {stage.subject}"):
+                stage.run(folder)
             self.watch.check()  # or the content of the entry would not match its key
 
         check_cancelled()

@@ -4,11 +4,13 @@ Tasks run in threads: their heavy work happens in child processes.
 """
 
 import contextlib
+import contextvars
 import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar, cast
 
@@ -130,7 +132,8 @@ class _Run(Generic[T]):
             memory += needed
             name = self._tasks[number].name
             # A daemon: if a signal interrupts its start, it may wait for ever to begin.
-            thread = threading.Thread(target=self._work, args=(number,), name=name, daemon=True)
+            work = partial(contextvars.copy_context().run, self._work, number)
+            thread = threading.Thread(target=work, name=name, daemon=True)
             self._threads.append(thread)  # first, as a signal may interrupt the start
             thread.start()
 

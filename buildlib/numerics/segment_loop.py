@@ -28,6 +28,7 @@ from buildlib.numerics.feeds import CachedCalls, CallInputs
 from buildlib.numerics.runners import Arrays, OnnxRunner
 from buildlib.passes.arcl import ArClConversion
 from buildlib.passes.split import extract_segments, load_segments
+from buildlib.progress import tell
 
 Hidden = npt.NDArray[np.float32]
 """Hidden states on one border: [calls of all windows, 1, AR, hidden]."""
@@ -58,6 +59,7 @@ class SegmentLoop(Closeable):
     Attributes:
         shape: that it runs at.
         windows: that run, in whole calls.
+        place: the segment that is worked on, in words.
 
     Raises:
         BuildError: no window holds a whole call, or a token lies outside the vocabulary.
@@ -82,6 +84,7 @@ class SegmentLoop(Closeable):
         reshaped = ArClConversion(self.shape).transform if self.shape != own else None
         self._model, self._segments = load_segments(model_path, reshaped)
         self._copies = itertools.count()
+        self.place = ""
         self._scratch = tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".segments.")
 
     def close(self) -> None:
@@ -104,6 +107,10 @@ class SegmentLoop(Closeable):
         Its inputs are the border before it, the caches of its layer, and all others that its nodes
         read (mask, rotations); its outputs the border after it, and outputs of the model.
         """
+        n_layers = self.n_segments - 2
+        self.place = f"layer {index}/{n_layers}" if 0 < index <= n_layers else "embedding"
+        self.place = "head" if index > n_layers else self.place
+        tell(self.place)
         return extract_segments(self._model, self._segments, range(index, index + 1))
 
     @contextmanager
@@ -244,7 +251,8 @@ class SegmentRunner:
         """
         all_outputs: dict[str, Hidden] = {}
         number = 0
-        for window in self._loop.windows:
+        for done, window in enumerate(self._loop.windows):
+            tell(f"{self._loop.place}, window {done + 1}/{len(self._loop.windows)}")
             calls = self._loop.calls(self._runner)
             for tokens in _in_calls(window, self._loop.shape.ar):
                 check_cancelled()

@@ -1,6 +1,8 @@
 """Progress on stderr: of a deployment in bytes, of a build or a pipeline in stages."""
 
-from contextlib import contextmanager
+import threading
+import time
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.progress import (
@@ -13,6 +15,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from buildlib.progress import WorkNote, telling
 from harness.console import print_remark, progress, visible
 
 if TYPE_CHECKING:
@@ -49,6 +52,10 @@ def deploy_progress(device: str) -> "Iterator[OnProgress]":
         yield update
 
 
+_TELL_S, _MOST_SILENT_S = 15.0, 60.0
+"""Seconds until a stage is told of for the first time, and the most between two times."""
+
+
 def tell_running(seconds: float, words: str) -> None:
     """Say that a command on a device still runs, and how far it is."""
     print_remark(f"still running, {seconds:.0f} s" + (f": {words}" if words else ""))
@@ -65,15 +72,48 @@ class StageBar:
             TextColumn("{task.completed:.0f}/{task.total:.0f} {task.description}", markup=False),
             TimeElapsedColumn(),
         )
+        self._title = title
+        self._stack, self._lock, self._ended = ExitStack(), threading.Lock(), threading.Event()
+        self._running: dict[str, tuple[float, str]] = {}
         self._task = self._bar.add_task("starting", total=1, title=title)
         self.is_terminal = self._bar.console.is_terminal
 
     def __enter__(self) -> Self:
         self._bar.start()
+        self._stack.enter_context(telling(self._hear))
+        if not self.is_terminal:
+            self._stack.callback(self._ended.set)
+            threading.Thread(target=self._tell, name="progress", daemon=True).start()
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self._stack.close()
         self._bar.stop()
+
+    def _hear(self, work: WorkNote) -> None:
+        """Note how far a stage is, and show it on a terminal."""
+        with self._lock:
+            began, _ = self._running.pop(work.name, (time.monotonic(), ""))
+            if not work.ended:
+                self._running[work.name] = began, work.words
+        if self.is_terminal and not work.ended:
+            self.update(description=f"{work.name}: {work.words}" if work.words else work.name)
+
+    def _tell(self) -> None:
+        """Tell of stages that take long, less and less often."""
+        told: dict[str, float] = {}
+        while not self._ended.wait(1.0):
+            with self._lock:
+                running = dict(self._running)
+            told = {name: moment for name, moment in told.items() if name in running}
+            for name, (began, words) in running.items():
+                seconds = time.monotonic() - began
+                if seconds >= 2 * told.get(name, _TELL_S / 2) or (
+                    seconds - told.get(name, seconds) >= _MOST_SILENT_S
+                ):
+                    told[name] = seconds
+                    far = f", {words}" if words else ""
+                    self.print(f"{self._title}: {name}: still running, {seconds:.0f} s{far}")
 
     def update(self, **fields: Any) -> None:  # noqa: ANN401 - those of `Progress.update`
         """Change fields of the bar."""
@@ -86,10 +126,6 @@ class StageBar:
 
 class BuildBar(StageBar):
     """A progress bar over a build's stages."""
-
-    def __init__(self, title: str) -> None:
-        super().__init__(title)
-        self._title = title
 
     def compared(self, comparison: "StageComparison") -> None:
         """Show a comparison."""

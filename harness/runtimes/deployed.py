@@ -20,7 +20,7 @@ from harness.runtimes.run_folder import RunFolder
 from harness.telemetry.sampler import Sampling, sampling
 
 RUN_S = 300.0
-"""Limit of an answer, a window or a text on a device: a hundred times what phones take."""
+"""Limit of an answer, a window or a text on a device."""
 
 
 def _in_silence(_serial: str) -> AbstractContextManager[Progress]:

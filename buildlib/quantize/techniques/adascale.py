@@ -27,6 +27,7 @@ from buildlib.graph.values import static_shape
 from buildlib.numerics.feeds import KvCache
 from buildlib.numerics.runners import Port
 from buildlib.numerics.segment_loop import Hidden, SegmentLoop
+from buildlib.progress import tell
 from buildlib.quantize.bitwidths import WeightFormat
 from buildlib.quantize.gradients import Differentiable
 from buildlib.quantize.grids import ParameterUse, channel_axis
@@ -204,6 +205,7 @@ class _Layer:
         order: list[int] = []
         for step in range(arguments.num_iterations):
             check_cancelled()
+            tell(f"{self._loop.place}, step {step + 1}/{arguments.num_iterations}")
             order = order or list(random.permutation(len(self._loop.windows)))
             number = order.pop()
             first = int(starts[number])

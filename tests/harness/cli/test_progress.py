@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.progress import tell, working
 from harness import console
+from harness.cli import progress
 from harness.cli.progress import deploy_progress
 from harness.devices.device import Device
 from tests.command_line import start
@@ -79,3 +81,25 @@ def test_a_command_shows_what_it_pushes_and_only_that(
     bar = re.compile(f"(push to|hashing on) {re.escape(serial)}")  # the last where little is pushed
     assert bar.search(_on_a_terminal(*query, "--device", serial))
     assert not bar.search(_on_a_terminal(*query, "--device", serial))
+
+
+def test_a_long_stage_is_told_of_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, told = io.StringIO(), threading.Event()
+    made = console.PlainConsole(file=screen)
+    monkeypatch.setattr(console, "remarks", lambda: made)
+    monkeypatch.setattr(progress, "_TELL_S", 0.1)
+    bar = progress.BuildBar("SM8750")
+    printed = bar.print
+
+    def show(line: str) -> None:
+        printed(line)
+        told.set()
+
+    monkeypatch.setattr(bar, "print", show)
+    with bar, working("export my-model"):
+        tell("layer 3/24, window 2/8")
+        assert told.wait(60)
+    (line, *_) = screen.getvalue().splitlines()
+    found = re.fullmatch(r"SM8750: export my-model: still running, (\d+) s, (.*)", line)
+    assert found is not None, line
+    assert found[2] == "layer 3/24, window 2/8"
