@@ -23,7 +23,6 @@ from buildlib.builder.stages.author import AuthorModel
 from buildlib.builder.stages.compile_part import CompilePart
 from buildlib.builder.stages.complete_encodings import CompleteEncodings
 from buildlib.builder.stages.convert import Convert
-from buildlib.builder.stages.export import Export
 from buildlib.builder.stages.extract_embedding import ExtractEmbedding
 from buildlib.builder.stages.import_onnx import ImportOnnx
 from buildlib.builder.stages.optimize_weights import OptimizeWeights
@@ -264,12 +263,11 @@ class Build:
             case CheckpointSource() if shape is None:
                 key = "arn_cl_options.skip_ar_cl_conversion"
                 raise InvalidOptionError(key, "a checkpoint has no AR and CL to keep", ())
-            case CheckpointSource() if quantization.weight_techniques:
-                versions = [graph.add(AuthorModel(source, files, shape), source)]
             case CheckpointSource():
-                return (graph.add(Export(source, files, shape, quantization), source),)
-        if quantization.weight_techniques and source.calibration_text is not None:
-            versions.append(graph.add(OptimizeWeights(versions[-1], source, quantization), source))
+                versions = [graph.add(AuthorModel(source, files, shape), source)]
+        optimize = OptimizeWeights(versions[-1], source, quantization)
+        if optimize.steps and source.calibration_text is not None:
+            versions.append(graph.add(optimize, source))
         versions.append(graph.add(CompleteEncodings(versions[-1], source, quantization), source))
         return tuple(versions)
 

@@ -1,8 +1,14 @@
-"""Folder that stages hand on: `model.onnx`, `model.encodings`, `config.json`, `tokenizer.json`."""
+"""Folder that stages hand on: `model.onnx`, `model.encodings`, `config.json`, `tokenizer.json`.
+
+`factors.safetensors` beside them says what constants and caches have been multiplied with.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
@@ -13,14 +19,31 @@ from buildlib.graph.files import link_into, load_model
 from buildlib.quantize.calibration import Range, window_count, window_length
 from buildlib.quantize.optimization import technique_windows
 from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.techniques.base import Factors
 
 _RANGES_FILE = "ranges.json"
+FACTORS_FILE = "factors.safetensors"
 
 
 def link_configuration(model_folder: Path, into: Path) -> None:
     """Link configuration and tokenizer of a model folder into another."""
     for name in (CONFIG_FILE, TOKENIZER_FILE):
         link_into(model_folder / name, into)
+    if (model_folder / FACTORS_FILE).is_file():
+        link_into(model_folder / FACTORS_FILE, into)
+
+
+def save_factors(folder: Path, factors: Factors) -> None:
+    """Write what constants and caches of a model have been multiplied with, if anything."""
+    if factors:
+        arrays = {name: np.ascontiguousarray(values) for name, values in factors.items()}
+        save_file(arrays, folder / FACTORS_FILE)
+
+
+def load_factors(folder: Path) -> Factors:
+    """Return what constants and caches of a model have been multiplied with, by name."""
+    path = folder / FACTORS_FILE
+    return load_file(path) if path.is_file() else {}
 
 
 def save_ranges(

@@ -41,6 +41,8 @@ PRECISION: Final = "precision"
 """Key in `quantization` of the short text, as `W4A16`, and `W4A16KV16` with a cache of 16 bits."""
 KV_BYTES: Final = "kv_bytes_per_token"
 """Key in `quantization` of the bytes that a token takes in the KV cache."""
+RESCALED: Final = "rescaled"
+"""Key in `quantization` of the layers whose keys and values were rescaled, and by how much."""
 CLIPPED_ADAPTERS: Final = "clipped_adapters"
 """Key in `quantization` of the names of adapters that leave the ranges, with `, ` between them."""
 T = TypeVar("T")

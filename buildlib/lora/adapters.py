@@ -21,6 +21,7 @@ from buildlib.lora.branches import Branch, a_name, b_name
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet, UseCase
 from buildlib.lora.peft import LowRank, Matrix, Module, PeftAdapter, read_adapter
 from buildlib.lora.projections import FUSED, Projection, find_projections
+from buildlib.quantize.techniques.base import Factors
 
 LORA_FOLDER = "lora"
 
@@ -41,15 +42,25 @@ class Adapters:
     Attributes:
         branches: of the graph, in the order of its layers.
         names: of the use cases.
+        factors: of the weights of the model, as `load` takes them.
     """
 
     branches: tuple[Branch, ...]
     cases: tuple[UseCase, ...]
     placed: Mapping[str, Mapping[Module, _Rows]]
+    factors: Factors
 
     @classmethod
-    def load(cls, lora: LoraSet, projections: Mapping[int, Mapping[str, Projection]]) -> "Adapters":
+    def load(
+        cls,
+        lora: LoraSet,
+        projections: Mapping[int, Mapping[str, Projection]],
+        factors: Factors | None = None,
+    ) -> "Adapters":
         """Read all adapters and fit them to a model.
+
+        Args:
+            factors: of weights by name, in a rescaled model; adapters are of the model before it.
 
         Raises:
             ModelFileError: an adapter is damaged; or it is another model's: it changes a module
@@ -70,7 +81,7 @@ class Adapters:
             Branch(module, projections[module.layer][module.name], ranks[module])
             for module in sorted(ranks)
         )
-        return cls(branches, lora.cases, placed)
+        return cls(branches, lora.cases, placed, factors or {})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,8 +105,9 @@ class Adapters:
                 a[:, begin:end] = half_a.T
                 b[begin:end] = weight * half_b[rows.first : rows.first + rows.count].T
                 begin = end
-            tensors[a_name(branch.module)] = a
-            tensors[b_name(branch.module)] = b
+            of_inputs, of_outputs = branch.projection.factors(self.factors)
+            tensors[a_name(branch.module)] = a * of_inputs[:, None]
+            tensors[b_name(branch.module)] = b * of_outputs
         return tensors
 
     def genie(self, alpha_name: str) -> Lora:

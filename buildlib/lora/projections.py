@@ -9,10 +9,13 @@ all of q, k and v, or gate and up, it goes by its fused name.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from buildlib.graph import interface
 from buildlib.graph.values import is_parameter, operand, source_of, static_shape
+from buildlib.lora.peft import Matrix
+from buildlib.quantize.techniques.base import Factors
 
 _ACTIVATIONS = frozenset({"Sigmoid", "Gelu", "Erf", "Tanh", "Relu", "Swish", "HardSwish"})
 
@@ -41,6 +44,16 @@ class Projection:
     def output(self) -> ir.Value:
         """The result, bias included."""
         return self.node.outputs[0]
+
+    def factors(self, factors: Factors) -> tuple[Matrix, Matrix]:
+        """Return the factors [n_in] and [n_out] of a weight among those of constants by name."""
+        shape = (self.n_out, self.n_in) if _is_transposed(self.node) else (self.n_in, self.n_out)
+        name = str(source_of(operand(self.node, 1)).name)
+        whole = np.broadcast_to(factors.get(name, np.ones(1)), shape)
+        of_inputs, of_outputs = whole[0], whole[:, 0] / whole[0, 0]
+        if not _is_transposed(self.node):
+            of_inputs, of_outputs = whole[:, 0], whole[0] / whole[0, 0]
+        return of_inputs.astype(np.float32), of_outputs.astype(np.float32)
 
 
 def find_projections(model: ir.Model) -> dict[int, dict[str, Projection]]:
@@ -173,6 +186,9 @@ def _is_activated(node: ir.Node) -> bool:
 def _projection(node: ir.Node) -> Projection:
     shape = static_shape(source_of(operand(node, 1)))
     assert shape is not None  # noqa: S101  (a linear node)
-    transposed = node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
-    n_in, n_out = shape[::-1] if transposed else shape
+    n_in, n_out = shape[::-1] if _is_transposed(node) else shape
     return Projection(node, n_in, n_out)
+
+
+def _is_transposed(node: ir.Node) -> bool:
+    return node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))

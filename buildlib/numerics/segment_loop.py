@@ -24,6 +24,7 @@ from buildlib.errors import BuildError
 from buildlib.graph import interface
 from buildlib.graph.files import save_model
 from buildlib.graph.shape import GraphShape
+from buildlib.graph.values import infer_shapes
 from buildlib.numerics.feeds import CachedCalls, CallInputs
 from buildlib.numerics.runners import Arrays, OnnxRunner
 from buildlib.passes.arcl import ArClConversion
@@ -81,8 +82,9 @@ class SegmentLoop(Closeable):
         self._inputs = CallInputs(
             config, self.shape.cl, constants=constants, rotations_cl=max(own.cl, self.shape.cl)
         )
-        reshaped = ArClConversion(self.shape).transform if self.shape != own else None
-        self._model, self._segments = load_segments(model_path, reshaped)
+        # Both tell the shapes of all values, which models that others have made may leave out.
+        change = infer_shapes if self.shape == own else ArClConversion(self.shape).transform
+        self._model, self._segments = load_segments(model_path, change)
         self._copies = itertools.count()
         self.place = ""
         self._scratch = tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".segments.")

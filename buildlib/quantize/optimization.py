@@ -9,25 +9,27 @@ from pathlib import Path
 
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.graph.files import load_model, save_model
-from buildlib.quantize.options import TechniqueName
+from buildlib.quantize.options import StepName, TechniqueName
 from buildlib.quantize.techniques import gptq, seqmse
 from buildlib.quantize.techniques.adascale import AdaScale
 from buildlib.quantize.techniques.arguments import TechniqueArguments
 from buildlib.quantize.techniques.base import FloatModel, WeightTechnique
 from buildlib.quantize.techniques.layerwise import LayerwiseTechnique
 from buildlib.quantize.techniques.rotation import Rotation
+from buildlib.quantize.techniques.scaling import Scaling
 
 _TOKENS, _TOKENS_OF_WIDE_MODELS = 8192, 4096
 _WIDE = 2048
 _BATCH_TOKENS = 512
 
 
-def techniques(arguments: TechniqueArguments) -> Mapping[TechniqueName, WeightTechnique]:
+def techniques(arguments: TechniqueArguments) -> Mapping[StepName, WeightTechnique]:
     """Return all techniques by name."""
     seq, first, second = arguments.seqmse, arguments.gptq, arguments.gptaq
     solve_gptq = partial(gptq.solve, arguments=first)
     solve_gptaq = partial(gptq.solve, arguments=second, to_float=True)
     return {
+        "scaling": Scaling("scaling"),
         "spinquant": Rotation("spinquant", arguments.spinquant.seed),
         "seqmse": LayerwiseTechnique("seqmse", partial(seqmse.solve, arguments=seq)),
         "gptq": LayerwiseTechnique("gptq", solve_gptq, first.damping, math.inf),
@@ -38,7 +40,7 @@ def techniques(arguments: TechniqueArguments) -> Mapping[TechniqueName, WeightTe
 
 def optimize_weights(
     model: FloatModel,
-    names: Sequence[TechniqueName],
+    names: Sequence[StepName],
     folder: Path,
     progress: Callable[[int, int], None] | None = None,
     arguments: TechniqueArguments | None = None,
@@ -62,8 +64,12 @@ def optimize_weights(
         for number, name in enumerate(names):
             step = Path(scratch) / str(number)
             step.mkdir()
-            token_windows = _shown(windows, arguments.num_batches(name))
-            last = number == len(names) - 1 and len(token_windows) == len(windows)
+            if name == "scaling":
+                token_windows = windows[:n_calibrating] or windows
+            else:
+                token_windows = _shown(windows, arguments.num_batches(name))
+            whole = name == "scaling" or len(token_windows) == len(windows)
+            last = number == len(names) - 1 and whole
             text = replace(
                 model, token_windows=token_windows, n_calibrating=n_calibrating if last else 0
             )

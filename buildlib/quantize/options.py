@@ -10,6 +10,8 @@ from buildlib.errors import InvalidOptionError
 from buildlib.quantize.techniques.arguments import TechniqueArguments
 
 TechniqueName = Literal["spinquant", "seqmse", "gptq", "gptaq", "adascale"]
+StepName = Literal["scaling"] | TechniqueName
+"""What changes a float model: a technique, or the exact rescaling of its keys and values."""
 RangeName = Literal["minmax", "percentile", "mse"]
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
@@ -69,6 +71,8 @@ class QuantizationOptions(BaseModel):
             and none where all have 8.
         technique_kwargs: arguments of the techniques.
         activation_ranges: estimator of the ranges of activations.
+        scaling: rescale keys and values exactly, so that 8 bits hold them; `None` does so unless an
+            ONNX export has encodings of its own, which lose those of what is rescaled.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -84,6 +88,7 @@ class QuantizationOptions(BaseModel):
     techniques: tuple[TechniqueName, ...] | None = None
     technique_kwargs: TechniqueArguments = TechniqueArguments()
     activation_ranges: RangeName = "minmax"
+    scaling: bool | None = None
 
     @model_validator(mode="after")
     def _apply_recipe(self) -> Self:
@@ -120,6 +125,18 @@ class QuantizationOptions(BaseModel):
             return self.techniques
         fewer = any(text.endswith("=4") for text in self.mixed_precision)
         return ("gptaq",) if self.param_bitwidth == 4 or fewer else ()
+
+    def steps(self, *, encoded: bool) -> tuple[StepName, ...]:
+        """Return what changes the float model, in order.
+
+        Args:
+            encoded: whether the model comes with encodings.
+        """
+        techniques: tuple[StepName, ...] = self.weight_techniques
+        if not (not encoded if self.scaling is None else self.scaling):
+            return techniques
+        turned = techniques[:1] == ("spinquant",)  # which mixes channels of values
+        return (*techniques[:turned], "scaling", *techniques[turned:])
 
 
 def check_arguments(options: QuantizationOptions) -> None:

@@ -15,6 +15,7 @@ from buildlib.graph.files import load_model
 from buildlib.graph.values import is_parameter, source_of, static_shape
 from buildlib.quantize.grids import channel_axis, head_products
 from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.techniques.base import Factors
 
 _PLAIN_KV_BITS = 8
 """Bits of caches that a precision does not name."""
@@ -35,6 +36,14 @@ def summarize_quantization(parts: Sequence[Path]) -> dict[str, str | int]:
     for part in parts:
         counts.add_part(load_model(part).graph)
     return counts.as_facts()
+
+
+def describe_factors(factors: Factors) -> str:
+    """Return how many layers were rescaled, and how far channels of their caches lay apart."""
+    caches = {name: values for name, values in factors.items() if interface.is_kv(name)}
+    layers = {interface.kv_layer(name) for name in caches}
+    most = max(float(values.max() / values.min()) for values in caches.values())
+    return f"keys and values of {len(layers)} layers, by up to {most:.3g}"
 
 
 class _StorageCounts:

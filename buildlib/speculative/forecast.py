@@ -23,6 +23,7 @@ from buildlib.files import atomic_write
 from buildlib.graph import interface
 from buildlib.graph.values import remove_unused, static_shape
 from buildlib.passes.base import load_with_encodings, save_with_encodings
+from buildlib.quantize.techniques.base import Factors
 from buildlib.speculative.ssd_tensors import Matrix, SsdTensors
 
 CACHE_FILE = "kv-cache.primary.qnn-htp"
@@ -71,8 +72,14 @@ def add_forecast_rows(source: Path, target: Path, rows: Matrix) -> Path:
     return save_with_encodings(model, target)
 
 
-def write_prefix(tensors: SsdTensors, encodings: Encodings, path: Path) -> None:
-    """Write the prefix as a cache file of Genie's, on the grids of the model's caches."""
+def write_prefix(
+    tensors: SsdTensors, encodings: Encodings, path: Path, factors: Factors | None = None
+) -> None:
+    """Write the prefix as a cache file of Genie's, on the grids of the model's caches.
+
+    Args:
+        factors: of the entries of caches by name, in a rescaled model.
+    """
     by_name = encodings.by_name()
     caches = [
         (interface.past_key(layer, "in"), keys.transpose(0, 2, 1))
@@ -81,11 +88,14 @@ def write_prefix(tensors: SsdTensors, encodings: Encodings, path: Path) -> None:
     caches += [
         (interface.past_value(layer, "in"), values) for layer, values in enumerate(tensors.values)
     ]
+    scaled = {interface.kv_output(name): array for name, array in caches}
+    for name in scaled.keys() & (factors or {}).keys():
+        scaled[name] = scaled[name] * (factors or {})[name][:, 0]
     grids = [_cache_grid(name, by_name) for name, _ in caches]
     heads, tokens, dim = tensors.keys[0].shape
     with atomic_write(path) as file:
         file.write(_HEADER.pack(len(caches), _MAGIC, 0, heads, dim, tokens))
-        for (_, array), grid in zip(caches, grids, strict=True):
+        for array, grid in zip(scaled.values(), grids, strict=True):
             file.write(np.ascontiguousarray(grid.quantize(array)).tobytes())
         file.write(struct.pack(f"<{len(grids)}d", *(grid.scale[0] for grid in grids)))
 

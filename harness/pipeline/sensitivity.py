@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from buildlib.builder.model_folder import load_factors
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.encodings.files import load_encodings
-from buildlib.graph.files import load_model, save_model
 from buildlib.quantize.sensitivity.ranking import (
     UNIT_KINDS,
     Granularity,
@@ -24,6 +24,7 @@ from buildlib.quantize.sensitivity.ranking import (
     rank_tensors,
 )
 from buildlib.quantize.sensitivity.sweep import SensitivityModel, changed_weights
+from buildlib.quantize.techniques.scaling import write_scaled
 from harness.console import Row, answers, print_remark, print_rows
 from harness.errors import PipelineError
 from harness.pipeline.comparison import ComparedText, float_folder
@@ -108,12 +109,13 @@ def rank_pipeline(
         raise PipelineError("no stage has quantized the model: name `quantization` in stages")
     whole, folder = float_folder(pipe.outputs(pipe.completed[0])), quantized.path
     cut = ComparedText(whole, *pipe.text_to_compare(text, windows)).windows
-    weights = changed_weights(whole / MODEL_FILE, folder / MODEL_FILE)
     parent = pipe.cache_root / pipe.model_name
     with ExitStack() as stack:
         # Variants are put beside the model: not into an entry that other builds check.
         scratch = Path(stack.enter_context(TemporaryDirectory(dir=parent, prefix=".variants.")))
-        model = save_model(load_model(whole / MODEL_FILE), scratch / MODEL_FILE)
+        # Values between rescaled constants are others, but not what the model computes.
+        model = write_scaled(whole / MODEL_FILE, load_factors(folder), scratch)
+        weights = changed_weights(model, folder / MODEL_FILE)
         config, scored = load_config(whole / CONFIG_FILE), [window.scored for window in cut]
         sensitivity = rank_tensors(
             stack.enter_context(SensitivityModel(model, config, scored, weights)),

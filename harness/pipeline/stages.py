@@ -280,8 +280,9 @@ class Quantization(Stage[ModelInput, QuantizationConfig, ModelOutput]):
         text = _calibration_text(config.calibration_text, context)
         source = onnx_source(inputs.model, context, text)
         entry, options = _canonical(inputs.model, context), config.quantization()
-        if options.weight_techniques and text is not None:
-            entry = context.runner.run(OptimizeWeights(entry, source, options))
+        optimize = OptimizeWeights(entry, source, options)
+        if optimize.steps and text is not None:
+            entry = context.runner.run(optimize)
         entry = context.runner.run(CompleteEncodings(entry, source, options))
         folder = ModelFolder(entry.folder, entry.hash, quantized=True, canonical=True)
         return ModelOutput(folder)

@@ -79,8 +79,8 @@ def tiny_export(tiny: Path, tiny_text: str, tmp_path_factory: pytest.TempPathFac
 
 
 def _export(checkpoint: Path, text: str, folder: Path) -> Path:
-    from buildlib.builder.stages.export import export_checkpoint
     from buildlib.graph.shape import GraphShape
+    from tests.buildlib.model_folders import export_checkpoint
 
     return export_checkpoint(checkpoint, text, folder, GraphShape(16, 96), n_windows=3)
 

@@ -6,6 +6,15 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.checkpoint.tokenizer import text_windows
+from buildlib.encodings.files import save_encodings
+from buildlib.encodings.model import Encodings
+from buildlib.graph.decoder import export_onnx
+from buildlib.graph.shape import GraphShape
+from buildlib.quantize.calibration import window_count, window_length
+from buildlib.quantize.recipe import complete_encodings
+
 EXPORTS = Path(__file__).parents[1] / "fixtures" / "exports"
 LLAMA3_SCALING = {
     "rope_type": "llama3",
@@ -22,6 +31,23 @@ def write_tokenizer(folder: Path, size: int) -> None:
     tokenizer = Tokenizer(models.WordLevel(letters, unk_token=chr(0x100)))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def export_checkpoint(
+    checkpoint_dir: Path, text: str, folder: Path, shape: GraphShape, n_windows: int | None = None
+) -> Path:
+    """Fill a folder with ONNX, as a build makes it of a checkpoint, and W8A16 encodings."""
+    checkpoint = Checkpoint.load(checkpoint_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (checkpoint.folder / "config.json", checkpoint.tokenizer_path):
+        shutil.copyfile(path, folder / path.name)
+    length, bos = window_length(shape), checkpoint.config.bos_token_id
+    count = n_windows or window_count(length)
+    windows = text_windows(checkpoint.tokenizer_path, text, length, bos, count)
+    model = export_onnx(checkpoint, shape, folder)
+    encodings = complete_encodings(model, Encodings(), checkpoint.config, windows)
+    save_encodings(encodings, folder / "model.encodings")
+    return folder
 
 
 def copy_of_export(name: str, target: Path, *, text: bool = True) -> Path:

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from buildlib.builder.stages.export import export_checkpoint
 from buildlib.checkpoint.checkpoint import expected_tensors
 from buildlib.checkpoint.config import CheckpointConfig
 from buildlib.graph.shape import GraphShape
-from tests.buildlib.model_folders import write_tokenizer
+from tests.buildlib.model_folders import export_checkpoint, write_tokenizer
 
 SHAPE = GraphShape(8, 32)
 OPTIONS: dict[str, object] = {

@@ -1,10 +1,9 @@
 """Stages of a build, one a module, in the order in which they run.
 
-export               checkpoint → float ONNX with encodings
 author               checkpoint → float ONNX without encodings
 import_onnx          anybody's ONNX → the same canonical form
 import_mllm          a .mllm file → canonical ONNX with the integers and grids of the file
-optimize_weights     weights changed by GPTAQ and its like, on their grids
+optimize_weights     keys and values rescaled, weights changed by GPTAQ and its like
 complete_encodings   the missing encodings, by calibration
 add_lora             adapters as inputs of the graph
 add_forecast         rows and prefix of forecast tokens

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.builder.model_folder import link_configuration
+from buildlib.builder.model_folder import link_configuration, load_factors
 from buildlib.builder.stage import CachedStage
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import load_config
@@ -53,7 +53,7 @@ class AddForecast(CachedStage):
         )
         add_forecast_rows(before / MODEL_FILE, folder / MODEL_FILE, tensors.embedding)
         (folder / PREFIX_FOLDER).mkdir()
-        write_prefix(
-            tensors, load_encodings(before / ENCODINGS_FILE), folder / PREFIX_FOLDER / CACHE_FILE
-        )
+        encodings = load_encodings(before / ENCODINGS_FILE)
+        path = folder / PREFIX_FOLDER / CACHE_FILE
+        write_prefix(tensors, encodings, path, load_factors(before))
         link_configuration(before, folder)

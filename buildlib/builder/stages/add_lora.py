@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.builder.model_folder import calibration_windows, link_configuration
+from buildlib.builder.model_folder import calibration_windows, link_configuration, load_factors
 from buildlib.builder.stage import CachedStage
 from buildlib.cache.key import text_sha256
 from buildlib.cache.layout import CacheEntry
@@ -70,7 +70,8 @@ class AddLora(CachedStage):
 
     def run(self, folder: Path) -> None:
         before, target = self.model.folder, folder / MODEL_FILE
-        adapters = Adapters.load(self.adapters, find_projections(load_model(before / MODEL_FILE)))
+        projections = find_projections(load_model(before / MODEL_FILE))
+        adapters = Adapters.load(self.adapters, projections, load_factors(before))
         bits = Bitwidths.from_options(self.quantization)
         kv_bits = choose_cache_bits(bits, load_encodings(before / ENCODINGS_FILE))
         alpha = self.config.alpha_tensor_name

@@ -1,4 +1,4 @@
-"""`optimize`: weights changed by techniques such as GPTAQ, so that they quantize better."""
+"""`optimize`: keys and values rescaled, and weights changed by techniques such as GPTAQ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,10 +7,12 @@ from pathlib import Path
 from buildlib.builder.model_folder import (
     calibration_windows,
     link_configuration,
+    load_factors,
+    save_factors,
     save_ranges,
 )
 from buildlib.builder.original_paths import original_paths
-from buildlib.builder.sources import ModelSource
+from buildlib.builder.sources import ModelSource, OnnxSource
 from buildlib.builder.stage import CachedStage
 from buildlib.cache.key import text_sha256
 from buildlib.cache.layout import CacheEntry
@@ -20,7 +22,7 @@ from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.optimization import optimize_weights
-from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.options import QuantizationOptions, StepName
 from buildlib.quantize.techniques.base import FloatModel
 
 
@@ -47,6 +49,7 @@ class OptimizeWeights(CachedStage):
     def options(self) -> Mapping[str, object]:
         bits, text = Bitwidths.from_options(self.quantization), self.export.calibration_text
         return {
+            "steps": self.steps,
             "techniques": {
                 name: getattr(self.quantization.technique_kwargs, name).model_dump()
                 for name in self.quantization.weight_techniques
@@ -57,12 +60,19 @@ class OptimizeWeights(CachedStage):
             "calibration_sha256": text_sha256(text) if text else None,
         }
 
+    @property
+    def steps(self) -> tuple[StepName, ...]:
+        """Changes of the model, in order."""
+        encoded = isinstance(self.export, OnnxSource) and self.export.encodings is not None
+        return self.quantization.steps(encoded=encoded)
+
     def run(self, folder: Path) -> None:
         source = self.model.folder
         encodings = source / ENCODINGS_FILE
         text = self.export.calibration_text
-        windows = calibration_windows(source, text, quantization=self.quantization)
-        calibrating = calibration_windows(source, text)
+        calibrating = windows = calibration_windows(source, text)
+        if self.quantization.weight_techniques:
+            windows = calibration_windows(source, text, quantization=self.quantization)
         if all(window in windows for window in calibrating):
             windows = [*calibrating, *(each for each in windows if each not in calibrating)]
         else:
@@ -74,15 +84,17 @@ class OptimizeWeights(CachedStage):
             windows,
             Bitwidths.from_options(self.quantization),
             len(calibrating),
+            factors=load_factors(source),
         )
         with original_paths(self.export):
             result = optimize_weights(
                 model,
-                self.quantization.weight_techniques,
+                self.steps,
                 folder,
                 arguments=self.quantization.technique_kwargs,
             )
         link_configuration(source, folder)
         save_encodings(result.encodings, folder / ENCODINGS_FILE)
+        save_factors(folder, result.factors)
         if result.ranges is not None:
             save_ranges(folder, calibrating, result.ranges)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildlib.builder.model_folder import load_factors
 from buildlib.builder.plan import BuildPlan
 from buildlib.builder.stage import CachedStage
 from buildlib.builder.stages.add_lora import BEYOND_FILE, LORA_FILE
@@ -22,6 +23,7 @@ from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import (
     CLIPPED_ADAPTERS,
+    RESCALED,
     GraphsRecord,
     ModelRecord,
     PartKind,
@@ -34,7 +36,7 @@ from buildlib.errors import ModelWarning, ToolchainError
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.rope import frequency_divisors
 from buildlib.lora.adapters import LORA_FOLDER
-from buildlib.quantize.summary import summarize_quantization
+from buildlib.quantize.summary import describe_factors, summarize_quantization
 from buildlib.speculative.agreement import SPECULATIVE, check_on_emulator
 from buildlib.speculative.config import PREFIX_FOLDER, EagletBuilderConfig, PlainDialog, speculate
 from buildlib.speculative.draft_model import DraftHead
@@ -135,6 +137,8 @@ class Package(CachedStage):
     def run(self, folder: Path) -> None:
         plan, prepared = self.plan, self.prepared
         quantization = summarize_quantization(self.quantized)
+        factors = load_factors(prepared.model)
+        quantization |= {RESCALED: describe_factors(factors)} if factors else {}
         if prepared.lora is not None:
             beyond = json.loads((prepared.lora / BEYOND_FILE).read_text("utf-8"))
             quantization |= {CLIPPED_ADAPTERS: ", ".join(beyond)} if beyond else {}

@@ -1,14 +1,20 @@
 """`WeightTechnique`, the Protocol of techniques that change weights, and their model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.model import Encodings
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.calibration import Range
+
+Factors = Mapping[str, npt.NDArray[np.float32]]
+"""Factors by the name of a constant or cache; each broadcasts to it as stored."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,7 @@ class FloatModel:
             model. A technique that runs them with the final weights observes ranges on the way.
         ranges: smallest and largest value of each activation over the windows that calibrate, by
             name; None where no technique has observed them.
+        factors: that constants and caches of the model have been multiplied with, by name.
     """
 
     path: Path
@@ -33,6 +40,7 @@ class FloatModel:
     bits: Bitwidths
     n_calibrating: int = 0
     ranges: Mapping[str, Range] | None = None
+    factors: Factors = field(default_factory=dict)
 
     def changed(self, path: Path, encodings: Encodings) -> "FloatModel":
         """Return the model that a technique made of this one; its ranges are unknown."""

@@ -40,7 +40,7 @@ def test_the_second_build_runs_no_stage(build_cache: Path, reference_outputs: Bu
     build = two_parts(tiny_llama.folder(), build_cache).plan()
     container = build.run()
     assert {record.operation: record.reused for record in build.records} == dict.fromkeys(
-        ["export", "arcl", "transform", "quantize", "convert", "compile", "package"], True
+        ["load", "optimize", "arcl", "transform", "quantize", "convert", "compile", "package"], True
     )
     assert container.path == reference_outputs.container
     assert build.records[-1].number == build.records[-1].total == len(build.records)
@@ -78,7 +78,9 @@ def test_a_phone_target_shares_weights_and_most_stages(
     assert container.metadata.target.weight_sharing
     assert not emulator.metadata.target.weight_sharing
     assert container.metadata.size_bytes < emulator.metadata.size_bytes
-    upstream = [record for record in build.records if record.operation in {"export", "arcl"}]
+    upstream = [
+        record for record in build.records if record.operation in {"load", "optimize", "arcl"}
+    ]
     assert all(record.reused for record in upstream)
 
 

@@ -12,10 +12,9 @@ import buildlib
 from buildlib.builder.code_digest import CodeDigest
 from buildlib.builder.runner import StageRunner
 from buildlib.builder.sources import CheckpointSource
-from buildlib.builder.stages.export import Export
+from buildlib.builder.stages.author import AuthorModel
 from buildlib.cache.store import StageCache
 from buildlib.graph.shape import GraphShape
-from buildlib.quantize.options import QuantizationOptions
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 PACKAGE = Path(buildlib.__file__).parent
@@ -102,7 +101,7 @@ def test_an_edit_changes_the_digest_of_the_stages_that_import_it_and_of_no_other
     ("stage", "toolchain", "file"),
     [
         ("compile_part", OrtQnnToolchain.__module__, "toolchains/ort_qnn/worker.py"),
-        ("export", "", "checkpoint/family_keys.json"),
+        ("author", "", "checkpoint/family_keys.json"),
     ],
     ids=["child process", "table beside a module"],
 )
@@ -127,7 +126,7 @@ def test_an_edited_architecture_runs_the_export_again(
     """Which architecture a checkpoint has decides the biases of its projections."""
     monkeypatch.setattr(buildlib, "__file__", str(copy / "__init__.py"))
     source = CheckpointSource(tiny, tiny_text)
-    stage = Export(source, {"model": "0"}, GraphShape(16, 96), QuantizationOptions())
+    stage = AuthorModel(source, {"model": "0"}, GraphShape(16, 96))
 
     def run() -> bool:
         with StageCache(tmp_path / "cache", "tiny") as cache:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.checkpoint.tokenizer import text_windows
 from buildlib.encodings.files import load_encodings, save_encodings
+from buildlib.encodings.model import Encodings
 from buildlib.errors import BuildError, InvalidOptionError, ModelFileError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model
@@ -27,7 +29,10 @@ from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.arcl import convert_arcl
 from buildlib.passes.mha2sha import convert_mha2sha
+from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.qdq import apply_encodings
+from buildlib.quantize.techniques.base import FloatModel
+from buildlib.quantize.techniques.scaling import Scaling
 from tests.buildlib.onnx_models import assert_near, random_feeds, run_once
 
 MakeAdapter = Callable[..., Path]
@@ -85,6 +90,36 @@ def test_the_graph_with_an_adapter_is_the_merged_model(
     constants = {**adapters.tensors("one"), ALPHA: np.full(1, weight, np.float32)}
     feeds = random_feeds(model) | constants
     assert_near(run_once(model, feeds), run_once(reference, feeds))
+
+
+def test_adapters_of_the_original_model_fit_the_rescaled_one(
+    tiny: Path, tiny_text: str, tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    folder = make_adapter(tmp_path / "one", ALL)
+    checkpoint = Checkpoint.load(tiny)
+    windows = text_windows(checkpoint.tokenizer_path, tiny_text, 96, 0, 2)
+    given = (tiny_export / "model.onnx", Encodings(), checkpoint.config, windows, Bitwidths())
+    (tmp_path / "scaled").mkdir()
+    scaled = Scaling("scaling").optimize(FloatModel(*given), tmp_path / "scaled")
+    adapters = Adapters.load(
+        LoraSet.load(folder), find_projections(load_model(scaled.path)), scaled.factors
+    )
+    LoraBranches(adapters.branches, ALPHA).run(scaled.path, tmp_path / "scaled" / "l.onnx")
+    merged_model = Checkpoint.load(merged(tiny, folder, 1.0, tmp_path / "merged"))
+    reference = export_onnx(merged_model, SHAPE, tmp_path / "reference")
+    plain = random_feeds(reference)
+    factors = {
+        name: scaled.factors[name.replace("_in", "_out")]
+        for name in plain
+        if name.startswith("past")
+    }
+    feeds = {name: values * factors.get(name, 1) for name, values in plain.items()}
+    strength = {ALPHA: np.ones(1, np.float32)}
+    found = run_once(tmp_path / "scaled" / "l.onnx", feeds | adapters.tensors("one") | strength)
+    assert_near(
+        {name: values / scaled.factors.get(name, 1) for name, values in found.items()},
+        run_once(reference, plain),
+    )
 
 
 def test_use_cases_mix_adapters_of_different_ranks_and_modules(

@@ -6,7 +6,6 @@ import numpy as np
 import onnx
 import pytest
 
-from buildlib.builder.stages.export import export_checkpoint
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.encodings.files import load_encodings
@@ -18,6 +17,7 @@ from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner, read_ports
 from buildlib.passes.arcl import convert_arcl
 from buildlib.quantize.qdq import apply_encodings
+from tests.buildlib.model_folders import export_checkpoint
 
 
 @pytest.fixture(scope="module")

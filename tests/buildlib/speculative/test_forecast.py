@@ -119,7 +119,12 @@ def test_the_prefix_lies_on_the_grids_of_the_caches(
         for e in encodings.activation_encodings
     )
     encodings = encodings.model_copy(update={"activation_encodings": wider})
-    write_prefix(tensors, encodings, tmp_path / "cache")
+    sizes = np.random.default_rng(2).uniform(0.5, 1.5, (2, 2, 12)).astype(np.float32)
+    factors = {
+        interface.past_key(1, "out"): sizes[0][:, None, :, None],
+        interface.past_value(1, "out"): sizes[1][:, None, None, :],
+    }
+    write_prefix(tensors, encodings, tmp_path / "cache", factors)
     data = (tmp_path / "cache").read_bytes()
     layers, heads, dim, tokens = config.num_hidden_layers, 2, 12, 4
     assert struct.unpack_from("<IIHHHH", data) == (2 * layers, 0xC0DE, 0, heads, dim, tokens)
@@ -129,8 +134,8 @@ def test_the_prefix_lies_on_the_grids_of_the_caches(
     key = caches[1].reshape(heads, dim, tokens) * scales[1]
     value = caches[layers + 1].reshape(heads, tokens, dim) * scales[layers + 1]
     for found, given, scale in (
-        (key, tensors.keys[1].transpose(0, 2, 1), scales[1]),
-        (value, tensors.values[1], scales[layers + 1]),
+        (key, tensors.keys[1].transpose(0, 2, 1) * sizes[0][:, :, None], scales[1]),
+        (value, tensors.values[1] * sizes[1][:, None, :], scales[layers + 1]),
     ):
         inside = np.abs(given) < (half - 1) * scale
         assert np.abs(found - given)[inside].max(initial=0.0) <= scale / 2 + 1e-6

@@ -33,7 +33,7 @@ def test_stages_and_device_stand_side_by_side(
         values = rows[stage].values
         assert values["perplexity"] == pytest.approx(start["perplexity"], rel=0.02)
         assert 0 < values["kl_divergence"] < 0.01
-        assert values["top1_agreement"] > 0.9
+        assert values["top1_agreement"] >= 0.9
     assert rows["device"].values["decode_tokens_per_s"] > 0
     assert not any("tokens_per_s" in key for row in found.stages[:3] for key in row.values)
     with ResultsStore.open(str(tmp_path / "results.db")) as store:

@@ -100,7 +100,7 @@ def test_a_build_keeps_nothing_twice_and_imports_nothing(
     assert built.profiler is not None
     sizes = {one.stage: one.output_bytes for one in built.profiler.profiles}
     weights = (short_model / "model.safetensors").stat().st_size
-    assert sizes["quantization"] < weights / 4
+    assert sizes["quantization"] < weights / 2  # of which attention is rescaled
     assert all(one.peak_memory_bytes > 1 << 20 for one in built.profiler.profiles)
     entries = {entry.name.partition("_")[0] for entry in built.manifest_path.parent.iterdir()}
     assert {"load", "quantize", "arcl", "package"} <= entries

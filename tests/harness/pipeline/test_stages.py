@@ -171,7 +171,8 @@ def test_a_model_that_ones_own_stage_made_is_imported(tmp_path: Path) -> None:
     changed.construct()
     steps = [line.removeprefix("step ") for line in log.lines if line.startswith("step")]
     assert steps == [
-        "model_loader load", "rewrite rewrite", "quantization import", "quantization quantize",
+        "model_loader load", "rewrite rewrite", "quantization import", "quantization optimize",
+        "quantization quantize",
     ]  # fmt: skip
     assert (changed.export(tmp_path / "out") / "model.encodings").is_file()
 
