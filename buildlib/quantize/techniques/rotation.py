@@ -236,17 +236,19 @@ def _width(value: ir.Value) -> int | None:
 
 
 def _is_scalar(value: ir.Value) -> bool:
-    return is_parameter(value) and math.prod(static_shape(source_of(value)) or (2,)) == 1
+    shape = static_shape(source_of(value))
+    return is_parameter(value) and shape is not None and math.prod(shape) == 1
+
+
+def _is_scaling(node: ir.Node) -> bool:
+    return node.op_type == "Mul" and any(v is not None and _is_scalar(v) for v in node.inputs)
 
 
 def _product_before(value: ir.Value) -> ir.Node:
     """Return the product that makes a value, but for its layout and a factor."""
     node = value.producer()
     while node is not None and node.op_type not in _PRODUCTS:
-        is_scaling = node.op_type == "Mul" and any(
-            v is not None and _is_scalar(v) for v in node.inputs
-        )
-        if not (is_scaling or node.op_type in _LAYOUT or node.op_type == "Transpose"):
+        if not (_is_scaling(node) or node.op_type in _LAYOUT or node.op_type == "Transpose"):
             break
         data = next((v for v in node.inputs if v is not None and not is_parameter(v)), None)
         node = None if data is None else data.producer()
@@ -256,10 +258,10 @@ def _product_before(value: ir.Value) -> ir.Node:
 
 
 def _products_after(value: ir.Value) -> list[ir.Node]:
-    """Return the products that read a value, but for its layout."""
+    """Return the products that read a value, but for its layout and a factor."""
     products = []
     for node, index in value.uses():
-        if node.op_type in _LAYOUT:
+        if node.op_type in _LAYOUT or _is_scaling(node):
             products += _products_after(node.outputs[0])
         elif node.op_type in _PRODUCTS and index == 0 and _constant(node, 1) is not None:
             products.append(node)

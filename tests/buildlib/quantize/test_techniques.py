@@ -95,6 +95,14 @@ def logits(model: FloatModel) -> Floats:
         {},
         {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8},
         {"model_type": "qwen2", "tie_word_embeddings": False, "hidden_size": 48},
+        {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"},
+        {
+            "model_type": "granite",
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.0,
+        },
     ],
 )
 def test_rotations_leave_the_logits_as_they_are(
