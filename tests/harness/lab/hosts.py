@@ -18,7 +18,8 @@ from tests.postgresql_server import PostgresqlServer
 from tests.system import program
 from tests.waiting import wait_for
 
-DEAD_AFTER_S = 3
+DEAD_AFTER_S = 12
+"""On a busy machine signs of life come seconds late."""
 POOL = """
 devices:
   - {{name: {host}-a, type: virtual, identifier: a, soc: SM8750}}
@@ -161,6 +162,13 @@ class Lab:
         plan = {"name": "work", "db": self.url, "conditions": "none", "workloads": works}
         path.write_text(json.dumps(plan | more))
         return path
+
+    def bury(self, host: Host) -> None:
+        """Kill a worker, and let the others know, who would wait for a sign of life from it."""
+        host.kill()
+        self.ask(
+            "UPDATE procrastinate_workers SET last_heartbeat = last_heartbeat - interval '1 hour'"
+        )
 
     def submit(self, plan: Path, *arguments: str) -> Started:
         """Start the command that submits and follows a plan."""

@@ -87,7 +87,7 @@ def test_cells_run_once_each_on_devices_of_both_hosts(lab: Lab) -> None:
 def test_cell_of_a_killed_worker_goes_to_another(lab: Lab) -> None:
     process = lab.submit(lab.plan("sleep 6"))
     owner = lab.owner()
-    owner.kill()
+    lab.bury(owner)
     lab.finish(process, succeeded=1)
     (other,) = lab.ask("SELECT device FROM lab_cells")[0]
     assert str(other)[:2] != owner.name
