@@ -33,6 +33,7 @@ from buildlib.passes.split import extract_nodes
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.calibration import RangeObserver, add_range_outputs
 from buildlib.quantize.grids import channel_axis
+from buildlib.quantize.recipe import matrix_uses, weight_format
 from buildlib.quantize.techniques.base import Factors, FloatModel
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 from buildlib.quantize.weight_grids import full_steps
@@ -139,7 +140,7 @@ class _ScaledLayer:
         """
         self.ranges = RangeObserver()
         self.factors: dict[str, Array] = {}
-        self._constants = segment.graph.initializers
+        self._uses = {use.name: use for use in matrix_uses(segment.graph)}
         self._bits = bits
         self._extremes: dict[str, tuple[Array, Array]] = {}
         self._squares: dict[str, Array] = {}
@@ -198,10 +199,10 @@ class _ScaledLayer:
         by attention over tokens.
         """
         [name] = exchange.read.places
-        weights = np.asarray(constant_array(self._constants[name]), np.float32)
+        weights = np.asarray(constant_array(self._uses[name].source), np.float32)
         if exchange.read.places[name][0] != 1:
             weights = weights.T
-        fmt = self._bits.weight_format(name)
+        fmt = weight_format(self._uses[name], self._bits)
         half = (1 << ((self._bits.kv_bitwidth or 8) - 1)) - 1
         squares = self._squares[str(exchange.read.value.name)]
         seen = self._squares[str(exchange.attention)] * np.square(weights).sum(axis=0)
