@@ -131,3 +131,11 @@ def test_quantization_costs_less_than_a_percent(trained: Path, tmp_path: Path) -
             assert len(loop.greedy(tokens[:20], 5)) == 5
     assert values[1] == pytest.approx(values[0], rel=0.01)
     assert np.isfinite(values).all()
+
+
+def test_scales_and_zero_points_stand_once(quantized: Path) -> None:
+    """The QNN provider looks through all initializers for each input of each node."""
+    graph = onnx.load(quantized, load_external_data=False).graph
+    grids = [tensor for tensor in graph.initializer if tensor.name.startswith("grid_")]
+    contents = {(one.data_type, tuple(one.dims), one.raw_data) for one in grids}
+    assert len(grids) == len(contents) > 10
