@@ -66,13 +66,18 @@ def load_ranges(folder: Path, windows: Sequence[Sequence[int]]) -> Mapping[str, 
 
 
 def calibration_windows(
-    model_folder: Path, text: str | None, *, quantization: QuantizationOptions | None = None
+    model_folder: Path,
+    text: str | None,
+    tokens: int | None = None,
+    *,
+    quantization: QuantizationOptions | None = None,
 ) -> list[list[int]]:
     """Cut a calibration text into windows of tokens for a model.
 
     Args:
         model_folder: with its tokenizer.
         text: none gives no windows.
+        tokens: of it that calibrate; None for as many as are usual.
         quantization: its techniques decide length and number; by default calibration does.
     """
     shape = interface.model_shape(load_model(model_folder / MODEL_FILE))
@@ -81,8 +86,9 @@ def calibration_windows(
     config = load_config(model_folder / CONFIG_FILE)
     tokenizer = model_folder / TOKENIZER_FILE
     if quantization is None:
-        length = window_length(shape)
-        return text_windows(tokenizer, text, length, config.bos_token_id, window_count(length))
+        length = window_length(shape, tokens)
+        count = window_count(length, tokens)
+        return text_windows(tokenizer, text, length, config.bos_token_id, count)
     length, count = technique_windows(
         window_length(shape),
         quantization.weight_techniques,

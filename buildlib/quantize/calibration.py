@@ -202,21 +202,22 @@ def rotated_ranges(graph: ir.Graph, grids: Mapping[str, Grid]) -> dict[str, Rang
     return {name: (-largest, largest) for name, largest in (products | sums).items()}
 
 
-def window_length(shape: GraphShape) -> int:
+def window_length(shape: GraphShape, tokens: int | None = None) -> int:
     """Return the length of text windows that calibrate a model: its context, up to 2048 tokens.
 
-    Late tokens have ranges of their own: windows of a quarter of the context cost the reference
-    model 0.6 % of perplexity, as `benchmarks.calibration_windows` prints.
+    It is shorter where there are fewer `tokens` in all. Late tokens have ranges of their own:
+    windows of a quarter of the context cost the reference model 0.6 % of perplexity, as
+    `benchmarks.calibration_windows` prints.
     """
-    return max(shape.ar, min(shape.cl, _WINDOW_TOKENS))
+    return max(shape.ar, min(shape.cl, _WINDOW_TOKENS, tokens or _WINDOW_TOKENS))
 
 
-def window_count(length: int) -> int:
-    """Return the number of windows of a length: 2048 tokens, in at most 8 windows.
+def window_count(length: int, tokens: int | None = None) -> int:
+    """Return the number of windows of a length: by default 2048 tokens, in at most 8 windows.
 
     The reference model in W8A16 scores alike, within 0.1 %, with 1, 2, 4 or 8 windows of 512.
     """
-    return max(1, min(_MOST_WINDOWS, _TOKENS // length))
+    return max(1, min(_MOST_WINDOWS, _TOKENS // length) if tokens is None else tokens // length)
 
 
 def observe_ranges(

@@ -71,6 +71,7 @@ class QuantizationOptions(BaseModel):
             and none where all have 8.
         technique_kwargs: arguments of the techniques.
         activation_ranges: estimator of the ranges of activations.
+        calibration_tokens: of the text that ranges are observed on; `None` is 2048.
         scaling: rescale keys and values exactly, so that 8 bits hold them; `None` does so unless an
             ONNX export has encodings of its own, which lose those of what is rescaled.
     """
@@ -88,6 +89,7 @@ class QuantizationOptions(BaseModel):
     techniques: tuple[TechniqueName, ...] | None = None
     technique_kwargs: TechniqueArguments = TechniqueArguments()
     activation_ranges: RangeName = "minmax"
+    calibration_tokens: Annotated[int, Field(ge=1)] | None = None
     scaling: bool | None = None
 
     @model_validator(mode="after")

@@ -66,6 +66,7 @@ class AddLora(CachedStage):
             "calibration_sha256": text_sha256(text) if text else None,
             "activation_ranges": self.quantization.activation_ranges,
             "act_bitwidth": self.quantization.act_bitwidth,
+            "calibration_tokens": self.quantization.calibration_tokens,
         }
 
     def run(self, folder: Path) -> None:
@@ -81,7 +82,9 @@ class AddLora(CachedStage):
             adapters,
             alpha,
             load_config(before / CONFIG_FILE),
-            calibration_windows(before, self.calibration_text),
+            calibration_windows(
+                before, self.calibration_text, self.quantization.calibration_tokens
+            ),
             self.config.quant_updatable_mode,
             range_choice(self.quantization.activation_ranges, bits.act_bitwidth, kv_bits),
         )

@@ -58,7 +58,8 @@ class CompleteEncodings(CachedStage):
         # Calibration puts files beside the model: not into an entry that other builds check.
         model = save_model(load_model(imported / MODEL_FILE), folder / MODEL_FILE)
         encodings = imported / ENCODINGS_FILE
-        windows = calibration_windows(imported, self.export.calibration_text)
+        text, tokens = self.export.calibration_text, self.quantization.calibration_tokens
+        windows = calibration_windows(imported, text, tokens)
         complete = complete_encodings(
             model,
             load_encodings(encodings) if encodings.is_file() else Encodings(),

@@ -58,6 +58,7 @@ class OptimizeWeights(CachedStage):
             "lpbq_block_size": bits.lpbq_block_size,
             "mixed_precision": bits.mixed_precision,
             "calibration_sha256": text_sha256(text) if text else None,
+            "calibration_tokens": self.quantization.calibration_tokens,
         }
 
     @property
@@ -70,7 +71,8 @@ class OptimizeWeights(CachedStage):
         source = self.model.folder
         encodings = source / ENCODINGS_FILE
         text = self.export.calibration_text
-        calibrating = windows = calibration_windows(source, text)
+        tokens = self.quantization.calibration_tokens
+        calibrating = windows = calibration_windows(source, text, tokens)
         if self.quantization.weight_techniques:
             windows = calibration_windows(source, text, quantization=self.quantization)
         if all(window in windows for window in calibrating):

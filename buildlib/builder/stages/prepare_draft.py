@@ -93,7 +93,8 @@ class PrepareDraft(CachedStage):
         placed = save_model(model, folder / MODEL_FILE)
         head.write_config(before / CONFIG_FILE, folder / CONFIG_FILE)
         link_into(before / TOKENIZER_FILE, folder)
-        windows = calibration_windows(before, self.calibration_text)
+        tokens = self.quantization.calibration_tokens
+        windows = calibration_windows(before, self.calibration_text, tokens)
         target = load_encodings(self.target.folder / ENCODINGS_FILE)
         bits = Bitwidths.from_options(self.quantization)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".calibrate.") as scratch:

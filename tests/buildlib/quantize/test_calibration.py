@@ -161,3 +161,12 @@ def test_windows_are_as_long_as_the_context_up_to_2048_tokens(
 ) -> None:
     assert window_length(GraphShape(ar, cl)) == length
     assert window_count(length) == count
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length", "count"), [(512, 512, 1), (100, 128, 1), (2048, 1024, 2), (9000, 1024, 8)]
+)
+def test_as_many_tokens_calibrate_as_are_asked_for(tokens: int, length: int, count: int) -> None:
+    shape = GraphShape(128, 1024)
+    assert window_length(shape, tokens) == length
+    assert window_count(length, tokens) == count
