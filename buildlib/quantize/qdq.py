@@ -313,8 +313,9 @@ class QdqRewriter:
     def _grid_values(self, grid: Grid) -> list[ir.Value]:
         """Return scale and zero point as initializers, each of which stands once in the graph.
 
-        For each input of each node the QNN provider looks through the names of all initializers:
-        with a zero point for each grid, conversions take 40 % longer.
+        For each input of each node the QNN provider looks through the names of all initializers,
+        and copies those of more than 15 characters: conversions of a model of 24 layers took 14.8 s
+        with a zero point for each grid, 10.5 s without, and 9.0 s with short names.
         """
         if grid not in self._grid_initializers:
             shape = () if not grid.per_channel else (-1,)
@@ -329,7 +330,7 @@ class QdqRewriter:
     def _shared_initializer(self, kind: str, array: npt.NDArray[Any]) -> ir.Value:
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._shared:
-            name = f"grid_{len(self._shared)}_{kind}"
+            name = f"{kind}_{len(self._shared)}"
             self._shared[key] = self._initializer(name, ir.Tensor(array, name=name))
         return self._shared[key]
 
