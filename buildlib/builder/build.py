@@ -45,7 +45,13 @@ from buildlib.graph.interface import require_shape
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.adapters import check_adapters
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
-from buildlib.passes.balance import MAX_PART_BYTES, SplitEnds, choose_splits
+from buildlib.passes.balance import (
+    EMULATED_PART_BYTES,
+    MAX_PART_BYTES,
+    SplitEnds,
+    choose_emulated_splits,
+    choose_splits,
+)
 from buildlib.passes.mllm_contract import MLLM_CONTRACT
 from buildlib.passes.split import weights_by_segment
 from buildlib.paths import plain_path
@@ -54,6 +60,8 @@ from buildlib.quantize.summary import ignored_options
 from buildlib.speculative.config import DRAFT_FOLDER, EagletBuilderConfig, SsdBuilderConfig
 from buildlib.toolchains.base import Toolchain, compile_memory_bytes
 
+_LEAST_S, _EMULATOR_S, _PHONE_S, _TECHNIQUE_S = 8.0, 0.34e-6, 0.15e-6, 0.16e-6
+"""Seconds of a build, and of each weight."""
 PartFiles = Mapping[GraphShape, tuple[Path, ...]]
 
 
@@ -196,10 +204,28 @@ class Build:
 
     @property
     def memory_bytes(self) -> int:
-        """Estimate of the peak memory of a run: that of its largest part in the compiler."""
-        parts = self.plan.options.split_model.num_splits or -(-self.weights // MAX_PART_BYTES)
+        """Estimate of the peak memory of a run: that of its largest parts in the compiler.
+
+        Of up to two parts one is converted while the other is compiled.
+        """
+        n_bytes = sum(source.quantized_bytes() for source in self.sources.distinct())
+        limit = EMULATED_PART_BYTES if self.plan.target.emulator else MAX_PART_BYTES
+        parts = self.plan.options.split_model.num_splits or -(-n_bytes // limit)
         sharing, graphs = self.plan.compilation.weight_sharing, max(1, len(self.plan.shapes))
-        return compile_memory_bytes(self.weights // parts, graphs, weight_sharing=sharing)
+        at_once = min(self.max_workers, -(-parts // 2))
+        return compile_memory_bytes(at_once * n_bytes // parts, graphs, weight_sharing=sharing)
+
+    @property
+    def seconds(self) -> float:
+        """Estimate of the time of a run that finds nothing in the cache, on two idle cores.
+
+        From random models of 0.18B (emulator) and 1B (phone), each with two shapes, and GPTQ of the
+        latter; AdaScale takes longer.
+        """
+        per_weight = _EMULATOR_S if self.plan.target.emulator else _PHONE_S
+        if self.plan.options.quantization.weight_techniques:
+            per_weight += _TECHNIQUE_S
+        return _LEAST_S + per_weight * self.weights
 
     @property
     def needed_bytes(self) -> int:
@@ -313,7 +339,7 @@ class Build:
     ) -> BuildOutputs:
         """Take canonical models to the container; their sizes decide the number of parts."""
         main, options = models[self.sources.main], plan.options.split_model
-        n_parts = options.num_splits or _count_parts(main.entry, options)
+        n_parts = options.num_splits or _count_parts(main.entry, plan)
         parts = all_parts(n_parts, plan.contract)
         names = {part: part.binary_name(self.name) for part in parts}
         composition = compose(plan, main.prepared, list(names.values()))
@@ -553,9 +579,12 @@ def _one_shape_each(sources: Mapping[GraphShape, ModelSource]) -> tuple[GraphSha
     return tuple({sources[shape]: shape for shape in reversed(list(sources))}.values())
 
 
-def _count_parts(model: CacheEntry, options: SplitModelConfig) -> int:
+def _count_parts(model: CacheEntry, plan: BuildPlan) -> int:
+    options, weights = plan.options.split_model, weights_by_segment(model.folder / MODEL_FILE)
     apart = SplitEnds(embedding=options.split_embedding, head=options.split_lm_head)
-    return choose_splits(weights_by_segment(model.folder / MODEL_FILE), MAX_PART_BYTES, apart)
+    if plan.target.emulator:
+        return choose_emulated_splits(weights, apart)
+    return choose_splits(weights, MAX_PART_BYTES, apart)
 
 
 def _check_adapters(config: LoraBuilderInputConfig, model: Path) -> None:

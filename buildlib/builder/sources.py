@@ -8,6 +8,7 @@ from pathlib import Path
 
 from buildlib.builder.calibration_text import DEFAULT_TEXT_USED, default_text, folder_text
 from buildlib.builder.options import MhaConfig
+from buildlib.builder.plan import quantized_bytes
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.architectures import SupportedLLMs, detect_architecture
 from buildlib.checkpoint.checkpoint import Checkpoint
@@ -76,6 +77,10 @@ class OnnxSource:
         )
         return sum(tensor.size for tensor in tensors if tensor is not None)
 
+    def quantized_bytes(self) -> int:
+        """Estimate the bytes of quantized weights."""
+        return quantized_bytes(self.model)
+
     def texts(self) -> dict[str, str]:
         """Return texts that decide the build, by the names of their files."""
         calibration = self.calibration_text
@@ -111,6 +116,12 @@ class CheckpointSource:
     def weights(self) -> int:
         """Return the number of weights."""
         return sum(math.prod(ref.shape) for ref in Checkpoint.load(self.folder).tensors.values())
+
+    def quantized_bytes(self) -> int:
+        """Estimate the bytes of quantized weights: tables have 16 bits, tied ones 8 more."""
+        config = Checkpoint.load(self.folder).config
+        table = config.vocab_size * config.hidden_size
+        return self.weights() + table * (2 if config.tie_word_embeddings else 1)
 
     def texts(self) -> dict[str, str]:
         """Return texts that decide the build, by the names of their files."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _BASE = 250 << 20
 _GRAPH_COPIES = 2.15
-_BINARY_COPIES = 3.8
+_SHARED_COPIES, _BINARY_COPIES = 3.8, 2.3
 _EMULATED_S = 1e-6
 """Seconds for a call, by byte of a binary; a 0.5B took some 60 s for one of 128 tokens."""
 
@@ -190,10 +190,10 @@ def compile_memory_bytes(weight_bytes: int, n_graphs: int, *, weight_sharing: bo
 
     Measured with QNN 2.51 on decoder layers and output heads of Llama-3.2-1B's shape, W8A16: the
     compiler keeps about twice the weights of every graph, and nearly four copies of the binary
-    while it writes it.
+    while it writes it, of one without shared weights two.
     """
-    copies = _GRAPH_COPIES * n_graphs + _BINARY_COPIES * (1 if weight_sharing else n_graphs)
-    return 2 * _BASE + int(copies * weight_bytes)
+    written = _SHARED_COPIES if weight_sharing else _BINARY_COPIES * n_graphs
+    return 2 * _BASE + int((_GRAPH_COPIES * n_graphs + written) * weight_bytes)
 
 
 def emulated_s(n_bytes: int, calls: int) -> float:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from buildlib.numerics.comparison import VerificationReport
     from harness.plans.builds import BuildRequest
 
+_LARGE = 50_000_000
+"""Weights from which on a build takes a while."""
 _HEADINGS = ("stage", "graph", "verdict", "SQNR", "greedy", "max diff", "relative", "bound")
 _NUMBERS = {"max diff", "relative", "SQNR", "greedy"}
 
@@ -321,6 +323,8 @@ def build(
         return
     results = []
     for one, job, folder in builds:
+        if job.weights > _LARGE:
+            _print_line(one.target, _expected(job))
         with BuildBar(one.target) as progress:
             container, report = one.run(
                 job,
@@ -380,6 +384,15 @@ def _build_in_lab(
             print_remark("the build goes on: the same command follows it, --cancel ends it")
             raise
     return results
+
+
+def _expected(job: "Build") -> str:
+    """Say what a build of a large model takes."""
+    minutes, memory = max(1, round(job.seconds / 60)), job.memory_bytes / 2**30
+    return (
+        f"about {minutes} min on two idle cores, less what is in the cache, and at its peak "
+        f"{memory:.1f} GiB of memory"
+    )
 
 
 def _print_line(target: str, words: str) -> None:

@@ -20,6 +20,7 @@ from buildlib.genai import GenAIBuilderHTP
 from buildlib.replay import emulator_twin
 from suites.models import tiny_llama
 from tests.builders import builder_for
+from tests.buildlib.conftest import MakeCheckpoint
 
 two_parts = partial(builder_for, splits=2)
 
@@ -147,3 +148,21 @@ def test_truncated_weights_are_refused_before_anything_is_written(
         builder_for(checkpoint, tmp_path / "cache").build()
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "cache").rglob("*.onnx"))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_a_build_takes_is_estimated_before_it_runs(
+    make_checkpoint: MakeCheckpoint, tiny_text: str, tmp_path: Path, *, tied: bool
+) -> None:
+    model = make_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
+    plans = [
+        builder_for(model, tmp_path, (1, 16), (96,), splits, text=tiny_text, target=target).plan()
+        for splits, target in ((1, "SM8750"), (1, "SM8750:emulator"), (2, "SM8750:emulator"))
+    ]
+    source = plans[0].sources.main
+    table = 300 * 40
+    assert source.quantized_bytes() == source.weights() + (2 if tied else 1) * table
+    shared, whole, parts = (plan.memory_bytes for plan in plans)
+    assert whole > parts > 400 << 20
+    assert whole > shared
+    assert plans[0].seconds < plans[1].seconds < 9

@@ -13,6 +13,7 @@ from buildlib.passes.balance import (
     ModelWeights,
     SplitEnds,
     balance_layers,
+    choose_emulated_splits,
     choose_splits,
 )
 
@@ -28,6 +29,7 @@ MODELS = st.builds(
     SIZES,
     tied=st.booleans(),
 )
+ENDS = SplitEnds(embedding=True, head=True)
 APARTS = st.builds(SplitEnds, embedding=st.booleans(), head=st.booleans())
 
 
@@ -99,6 +101,16 @@ def test_the_fewest_parts_that_fit_are_chosen(
     if count - 1 - apart.count >= 1:
         fewer = part_sizes(weights, balance_layers(weights, count - 1, apart, limit), apart)
         assert max(fewer) > limit
+
+
+def test_the_emulator_gets_small_parts_even_of_one_large_table() -> None:
+    layers = tuple({f"layer_{index}": 10 << 20} for index in range(24))
+    for table, apart, count in ((0, SplitEnds(), 1), (500, SplitEnds(), 2), (500, ENDS, 4)):
+        weights = ModelWeights({"table": table << 20}, layers, {"head": 0})
+        assert choose_emulated_splits(weights, apart) == count
+        assert len(balance_layers(weights, count, apart)) == count
+    one = ModelWeights({"table": 800 << 20}, layers[:1], {})
+    assert choose_emulated_splits(one, SplitEnds()) == 1
 
 
 def test_tables_and_heads_take_bytes_more_than_time() -> None:
