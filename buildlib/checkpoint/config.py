@@ -395,7 +395,15 @@ def read_object(path: Path, kind: type[_Model]) -> _Model:
 
 
 def _load(path: Path, kind: type[_Config]) -> _Config:
-    data = read_json(path)
+    return _check(read_json(path), path, kind)
+
+
+def check_checkpoint_config(data: object, path: Path) -> CheckpointConfig:
+    """Check the content of a `config.json` that another file stands for."""
+    return _check(data, path, CheckpointConfig)
+
+
+def _check(data: object, path: Path, kind: type[_Config]) -> _Config:
     try:
         return kind.model_validate(data)
     except ValidationError as error:

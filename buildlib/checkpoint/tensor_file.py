@@ -1,4 +1,4 @@
-"""Header of one safetensors file, checked before any tensor is read.
+"""One safetensors file: its header, checked before any tensor is read, and writing another.
 
 Format (https://github.com/huggingface/safetensors): u64 little-endian header length, a JSON object
 `{name: {"dtype", "shape", "data_offsets": [begin, end]}}` with offsets from the header's end, data.
@@ -8,8 +8,8 @@ import itertools
 import json
 import math
 import struct
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,14 +17,16 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from buildlib.closeable import Closeable
 from buildlib.errors import ModelFileError
-from buildlib.files import check_file
+from buildlib.files import check_file, sync_file
 
 StoredDtype = Literal["F16", "BF16", "F32"]
 """Types of the tensors of a checkpoint."""
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _MAX_RANK = 8
+_ALIGNMENT = 64
 _DTYPES: tuple[StoredDtype, ...] = get_args(StoredDtype)
 _NUMPY: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
@@ -193,3 +195,49 @@ def _check_places(path: Path, refs: dict[str, TensorRef], start: int, file_size:
         if end != begin:
             reason = f"{begin - end} bytes from {end} on belong to no tensor; get the file again"
             raise ModelFileError(path, reason)
+
+
+class SafetensorsWriter(Closeable):
+    """A safetensors file with tensors that are written in any order, by rows.
+
+    Args:
+        path: made at once, in its full size; it is on disk when the block ends.
+        tensors: type and shape of each by name.
+    """
+
+    def __init__(
+        self, path: Path, tensors: Mapping[str, tuple[StoredDtype, tuple[int, ...]]]
+    ) -> None:
+        self.path = path
+        self._refs: dict[str, TensorRef] = {}
+        header: dict[str, object] = {}
+        end = 0
+        for name, (dtype, shape) in tensors.items():
+            size = math.prod(shape) * _NUMPY[dtype].itemsize
+            self._refs[name] = TensorRef(name, dtype, shape, path, end, size)
+            offsets = [end, end := end + size]
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+        begin = 8 + len(text)
+        for name, ref in self._refs.items():
+            self._refs[name] = replace(ref, offset=begin + ref.offset)
+        with path.open("xb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(begin + end)
+
+    def close(self) -> None:
+        """Bring the file to the disk."""
+        sync_file(self.path)
+
+    def write(self, name: str, array: npt.NDArray[Any], start: int = 0) -> None:
+        """Write rows of a tensor, from row `start` on."""
+        ref = self._refs[name]
+        with self.path.open("r+b") as file:
+            values = np.ascontiguousarray(array, _NUMPY[ref.dtype])
+            file.seek(ref.offset + start * math.prod(ref.shape[1:]) * values.itemsize)
+            file.write(values.view(np.uint8).data)
+
+    def ref(self, name: str) -> TensorRef:
+        """Return a tensor of the file, written or not."""
+        return self._refs[name]

@@ -113,24 +113,10 @@ def _token(keys: Mapping[str, object], key: str) -> int | None:
 
 def _write_table(path: Path, target: Path) -> EmbeddingConfig:
     """Write the embeddings of a GGUF as float32."""
-    try:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-        from gguf.quants import dequantize
-    except ImportError as error:
-        raise InputFileError(str(path), "it needs gguf: pip install 'qnnfarm[gguf]'") from error
-    tensor = GgufHeader.read(path).tensors.get(_TABLE)
-    if tensor is None or len(tensor.shape) != 2:
-        raise InputFileError(str(path), f"it has no {_TABLE}")
-    length, count = tensor.shape
-    try:
-        kind = GGMLQuantizationType(tensor.kind)
-        block, block_bytes = GGML_QUANT_SIZES[kind]
-        shape = (count, length // block * block_bytes)
-        rows = np.memmap(path, np.uint8, "r", tensor.offset, shape)
-        with target.open("wb") as sink:
-            for begin in range(0, count, _ROWS):
-                values = dequantize(rows[begin : begin + _ROWS], kind)
-                sink.write(values.astype(np.float32).tobytes())
-        return EmbeddingConfig(embed_length=length, embed_path=target)
-    except (ArithmeticError, KeyError, NotImplementedError, ValueError) as error:
-        raise InputFileError(str(path), f"its {_TABLE} cannot be read: {error!r:.120}") from error
+    rows = GgufHeader.read(path).rows(_TABLE)
+    if len(rows.shape) != 2:
+        raise InputFileError(str(path), f"its {_TABLE} is no matrix")
+    with target.open("wb") as sink:
+        for begin in range(0, len(rows), _ROWS):
+            sink.write(rows[begin : begin + _ROWS].astype(np.float32).tobytes())
+    return EmbeddingConfig(embed_length=rows.shape[1], embed_path=target)

@@ -1,67 +1,29 @@
 """safetensors file of new float32 weights, written tensor by tensor, for models beside it."""
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-from buildlib.closeable import Closeable
+from buildlib.checkpoint.tensor_file import SafetensorsWriter
 from buildlib.encodings.attachment import inherit
-from buildlib.files import sync_file
-
-_ALIGNMENT = 64
 
 
-class TensorWriter(Closeable):
-    """A safetensors file with tensors that are written and read in any order.
-
-    Args:
-        path: made at once, in its full size; it is on disk when the block ends.
-        shapes: of all its tensors by name.
-    """
+class TensorWriter(SafetensorsWriter):
+    """A safetensors file of float32, whose tensors are the constants of a model."""
 
     def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.path = path
-        self._shapes = dict(shapes)
-        self._offsets: dict[str, int] = {}
-        header, offset = {}, 0
-        for name, shape in self._shapes.items():
-            end = offset + 4 * math.prod(shape)
-            header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
-            self._offsets[name], offset = offset, end
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-        self._start = 8 + len(text)
-        with path.open("xb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            file.truncate(self._start + offset)
-
-    def close(self) -> None:
-        """Bring the file to the disk."""
-        sync_file(self.path)
-
-    def write(self, name: str, array: npt.NDArray[Any], start: int = 0) -> None:
-        """Write rows of a tensor, from row `start` on."""
-        shape = self._shapes[name]
-        place = self._start + self._offsets[name] + 4 * start * math.prod(shape[1:])
-        with self.path.open("r+b") as file:
-            file.seek(place)
-            file.write(np.ascontiguousarray(array, np.float32).data)
+        super().__init__(path, {name: ("F32", shape) for name, shape in shapes.items()})
 
     def tensor(self, name: str) -> ir.ExternalTensor:
         """Return a tensor of the file for a model, written or not."""
-        shape = self._shapes[name]
+        ref = self.ref(name)
         return ir.ExternalTensor(
             location=self.path.name,
-            offset=self._start + self._offsets[name],
-            length=4 * math.prod(shape),
+            offset=ref.offset,
+            length=ref.n_bytes,
             dtype=ir.DataType.FLOAT,
-            shape=ir.Shape(shape),
+            shape=ir.Shape(ref.shape),
             name=name,
             base_dir=self.path.parent,
         )

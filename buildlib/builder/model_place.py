@@ -1,0 +1,140 @@
+"""The model that a user names: a folder, an ONNX or GGUF file, or an id of the Hugging Face hub.
+
+A GGUF becomes a folder in Hugging Face layout in the cache, once. A model of the hub lies where its
+client keeps it, in the folder of a commit.
+"""
+
+import importlib.metadata
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import buildlib
+from buildlib.builder.code_digest import CodeDigest
+from buildlib.cache.file_hashes import MEMO_FILE, hash_files
+from buildlib.cache.key import StageKey
+from buildlib.cache.store import StageCache
+from buildlib.checkpoint.gguf import folder as gguf_folder
+from buildlib.errors import ModelFileError
+from buildlib.gguf import SUFFIX
+from buildlib.paths import absolute_user_path, default_cache_root, user_path
+
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@([\w./-]+))?")
+_FILES = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "text/*.txt")
+_SNAPSHOTS, _OF_MODEL = "snapshots", "models--"
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """A model on this machine.
+
+    Attributes:
+        path: its folder, or its ONNX file.
+        name: of the model.
+        file: the GGUF that the folder was made of.
+    """
+
+    path: Path
+    name: str
+    file: Path | None = None
+    _kept: StageCache | None = field(default=None, repr=False, compare=False)
+    """Holds the entry of the cache: no other build removes it while this lives."""
+
+    @property
+    def folder(self) -> Path:
+        """Its folder, also where it is named by its ONNX file."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+
+def find_model(
+    model: str | os.PathLike[str],
+    base: Path | None = None,
+    revision: str | None = None,
+    cache_root: Path | None = None,
+) -> ModelPlace:
+    """Return the place of a model, which may have to be downloaded, or read from a GGUF.
+
+    Args:
+        model: a path, or an id of the hub such as `Qwen/Qwen3-0.6B`, with `@` and a revision.
+        base: of relative paths; by default the working folder.
+        revision: branch, tag or commit of a model of the hub.
+        cache_root: of what is read from a GGUF; by default the user's cache.
+
+    Raises:
+        ModelFileError: there is none, or it cannot be had.
+        InputFileError: the GGUF is damaged.
+    """
+    path = (base or Path.cwd()) / user_path(model)
+    if path.suffix == SUFFIX and path.is_file():
+        return _read_gguf(path.absolute(), cache_root)
+    if not path.exists():
+        path = _download(os.fspath(model), revision)
+    target = path.resolve()
+    folder = target if target.is_dir() else target.parent
+    hub = hub_origin(folder)
+    name = folder.name if hub is None else hub.partition("@")[0].rpartition("/")[2]
+    return ModelPlace(path.absolute(), name)
+
+
+def hub_origin(folder: Path) -> str | None:
+    """Return id and commit of a model in the cache of the hub's client; None of any other folder.
+
+    >>> hub_origin(Path("hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de2"))
+    'Qwen/Qwen3-0.6B@c1899de2'
+    """
+    home = folder.parent.parent.name
+    if folder.parent.name != _SNAPSHOTS or not home.startswith(_OF_MODEL):
+        return None
+    return f"{home.removeprefix(_OF_MODEL).replace('--', '/')}@{folder.name}"
+
+
+def _read_gguf(path: Path, cache_root: Path | None) -> ModelPlace:
+    root = absolute_user_path(cache_root or default_cache_root())
+    name = path.resolve().stem
+    digest = hash_files([path], root / MEMO_FILE)[path].sha256
+    versions = {"gguf": importlib.metadata.version("gguf")} if _has_gguf() else {}
+    code = CodeDigest(Path(buildlib.__file__).parent).of(gguf_folder.__name__)
+    cache = StageCache(root, name)
+    entry = cache.get_or_build(
+        StageKey("gguf", {"name": name}, (digest,), versions, code),
+        path,
+        lambda folder: gguf_folder.write_checkpoint(path, folder / name),
+        subject=path.name,
+    )
+    return ModelPlace(entry.folder / name, name, path, cache)
+
+
+def _has_gguf() -> bool:
+    try:
+        importlib.metadata.version("gguf")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _download(model: str, revision: str | None) -> Path:
+    """Download a model of the hub, unless its files are here already."""
+    match = _HUB_ID.fullmatch(model)
+    if match is None:
+        path = Path(ascii(model)[1:-1])
+        raise ModelFileError(path, "there is no such folder, nor is it an id of the hub: org/name")
+    repository, named = match[1], match[2]
+    revision = revision or named
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        at = f" --revision {revision}" if revision else ""
+        target = repository.partition("/")[2]
+        raise ModelFileError(
+            Path(model),
+            "there is no such folder. If it is a model of the Hugging Face hub, `hf download "
+            f"{repository}{at} --local-dir {target}` brings it; with `pip install qnnfarm[hub]` "
+            "this command does so itself",
+        ) from None
+    try:
+        folder = snapshot_download(repository, revision=revision, allow_patterns=list(_FILES))
+    except Exception as error:  # the library raises its own kinds, and those of its transport
+        reason = f"there is no such folder, and the Hugging Face hub did not give it: {error}"
+        raise ModelFileError(Path(model), reason) from error
+    return Path(folder)

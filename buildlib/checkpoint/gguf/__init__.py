@@ -1,0 +1,1 @@
+"""GGUF files as checkpoints in Hugging Face layout: configuration, tokenizer, weights."""
