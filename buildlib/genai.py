@@ -97,7 +97,7 @@ class GenAIBuilderFactory:
 
         Args:
             pretrained_model_path: a folder with ONNX and encodings, the ONNX file itself, or a
-                folder with a checkpoint that is exported first.
+                checkpoint that is exported first: its folder, a GGUF, or an id of the hub.
             backend_type: `HTP`.
             cache_root: where stage outputs are kept; by default the user's cache folder.
             tokenizer_path: in place of the folder's `tokenizer.json`.
@@ -123,8 +123,8 @@ class GenAIBuilderFactory:
             raise InvalidOptionError("config_dict", "config_path is given as well; give one", ())
         text = None if config_dict is None else _json_of(config_dict)
         files = SourceFiles(_path(tokenizer_path), _path(config_path), text, _path(encodings_path))
-        folder = user_path(pretrained_model_path)
-        source = find_source(folder.absolute(), calibration_text, files)
+        root = absolute_user_path(default_cache_root() if cache_root is None else cache_root)
+        source = find_source(pretrained_model_path, calibration_text, files, cache_root=root)
         embeds = architecture_of(source) is None and encodes_text(source)
         if architecture_of(source) is None and not embeds:
             families = ", ".join(SupportedLLMs)
@@ -134,7 +134,6 @@ class GenAIBuilderFactory:
                 ModelWarning,
                 stacklevel=2,
             )
-        root = absolute_user_path(default_cache_root() if cache_root is None else cache_root)
         return GenAIBuilderHTP(source, root, toolchain or _default_toolchain(), embeds=embeds)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 
+from buildlib.builder.model_place import hub_origin
 from buildlib.builder.options import SplitModelConfig
 from buildlib.builder.parts import Part, all_parts
 from buildlib.builder.plan import BuildPlan, compile_cost, quantized_bytes
@@ -372,6 +373,7 @@ class Build:
                 extra_files={name: hashes[path].sha256 for name, path in extras.items()},
                 toolchain_versions=graph.runner.versions,
                 chat_template=self.sources.main.chat_template,
+                origin=hub_origin(self.sources.main.folder),
             )
         )
 

@@ -2,11 +2,13 @@
 
 import json
 import math
+import os
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buildlib.builder.calibration_text import DEFAULT_TEXT_USED, default_text, folder_text
+from buildlib.builder.model_place import ModelPlace, find_model
 from buildlib.builder.options import MhaConfig
 from buildlib.builder.plan import quantized_bytes
 from buildlib.cache.layout import CacheEntry
@@ -96,19 +98,26 @@ class OnnxSource:
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """A Hugging Face checkpoint, and the text that calibrates its quantization."""
+    """A Hugging Face checkpoint, and the text that calibrates its quantization.
+
+    Attributes:
+        place: of a model that has another name than its folder, or was read from a file.
+    """
 
     folder: Path
     calibration_text: str
     chat_template: ChatTemplate | None = None
+    place: ModelPlace | None = None
 
     @property
     def name(self) -> str:
-        """Name of the model: that of its folder."""
-        return self.folder.resolve().name
+        """Name of the model: by default that of its folder."""
+        return self.folder.resolve().name if self.place is None else self.place.name
 
     def inputs(self) -> dict[str, Path]:
-        """Return every file that decides the build, by name."""
+        """Return every file of the user's that decides the build, by name."""
+        if self.place is not None and self.place.file is not None:
+            return {self.place.file.name: self.place.file}
         paths = [self.folder / CONFIG_FILE, self.folder / TOKENIZER_FILE]
         paths += sorted(self.folder.glob("*.safetensors*"))
         return {path.name: path for path in paths if path.is_file()}
@@ -234,20 +243,22 @@ def attached_source(path: Path, parent: ModelSource, encodings: Path | None) -> 
 
 
 def find_source(
-    path: Path,
+    model: str | os.PathLike[str],
     calibration_text: str | None,
     files: SourceFiles | None = None,
     *,
     calibrates: bool = True,
+    cache_root: Path | None = None,
 ) -> ModelSource:
-    """Find the source in a model folder, or in the folder of an ONNX file.
+    """Find the source in a model folder, in that of an ONNX file, in a GGUF, or at the hub.
 
     Args:
-        path: the folder, or the file.
+        model: as `find_model` takes it.
         calibration_text: in place of the text in the folder.
         files: those that have other names or places.
         calibrates: whether a checkpoint, or an ONNX without encodings, that has no text gets the
             default one.
+        cache_root: of what is read from a GGUF; by default the user's cache.
 
     Warns:
         ModelWarning: it got the default text.
@@ -257,23 +268,22 @@ def find_source(
         InputFileError: its calibration text is too large.
     """
     places = files or SourceFiles()
-    folder = path.parent if path.is_file() else path
-    if not folder.is_dir():
-        raise ModelFileError(Path(ascii(str(path))[1:-1]), "there is no such folder")
+    place = find_model(model, cache_root=cache_root)
+    path, folder = place.path, place.folder
     if not _is_utf8(folder.resolve()):
         reason = "its path is no UTF-8, which metadata and tokenizers need; rename it"
         raise ModelFileError(Path(ascii(str(path))[1:-1]), reason)
-    model = path if path.is_file() else _onnx_in(folder)
-    if model is not None:
+    onnx = path if path.is_file() else _onnx_in(folder)
+    if onnx is not None:
         tokenizer = _require_file(places.tokenizer or folder / TOKENIZER_FILE, folder)
-        encodings = _encodings_of(model, places.encodings)
+        encodings = _encodings_of(onnx, places.encodings)
         template = ChatTemplate.find(tokenizer.parent)
         text = calibration_text or folder_text(folder)
         if text is None and encodings is None and calibrates:
             text = _default_text(template, folder)
         return OnnxSource(
-            name=folder.resolve().name,
-            model=model,
+            name=place.name,
+            model=onnx,
             encodings=encodings,
             config=_config_text(folder, places),
             config_file=places.config or (_NO_FILE if places.config_text else folder / CONFIG_FILE),
@@ -290,7 +300,7 @@ def find_source(
     text = calibration_text or folder_text(folder)
     if text is None and calibrates:
         text = _default_text(template, folder)
-    return CheckpointSource(folder, text or "", template)
+    return CheckpointSource(folder, text or "", template, place)
 
 
 def _default_text(template: ChatTemplate | None, folder: Path) -> str:

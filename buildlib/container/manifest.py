@@ -94,9 +94,11 @@ class ModelRecord(_Part):
         inputs: SHA-256 of the files that the container was built from, by name.
         quantization: how its tensors are stored, in words and numbers; under `PRECISION` the short
             form. Older containers have other keys.
+        origin: id and commit of a model of the Hugging Face hub: `Qwen/Qwen3-0.6B@c1899de2`.
     """
 
     name: Annotated[Name, Field(min_length=1, max_length=MAX_NAME)]
+    origin: Name | None = None
     architecture: Name
     parameters: Annotated[int, Field(ge=0)] | None = None
     inputs: Mapping[str, Sha256]

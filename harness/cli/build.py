@@ -88,7 +88,8 @@ class ModelOptions:
         Path,
         typer.Argument(
             help="An ONNX export or its folder, with `config.json`, `tokenizer.json` and encodings "
-            "beside it; or the folder of a checkpoint in Hugging Face layout."
+            "beside it; or a checkpoint: a folder in Hugging Face layout, a GGUF file, or an id of "
+            "the Hugging Face hub, such as `Qwen/Qwen3-0.6B` or `Qwen/Qwen3-0.6B@REVISION`."
         ),
     ]
     target: Annotated[
@@ -204,9 +205,11 @@ class ModelOptions:
 
     def requests(self, toolchain: ToolchainOptions) -> "list[tuple[BuildRequest, Path]]":
         """Return the request of each target, and the folder of its container."""
+        from buildlib.builder.model_place import find_model
         from buildlib.builder_options import flatten_options
         from harness.plans.builds import BuildRequest
 
+        model = self.model_dir if self.model_dir.exists() else find_model(self.model_dir).path
         settings: dict[str, object] = {
             "arn_cl_options.auto_regression_number": _parse_numbers("--ar", self.ar, "1,32"),
             "arn_cl_options.context_length": _parse_numbers("--cl", self.cl, "4096"),
@@ -222,7 +225,7 @@ class ModelOptions:
         return [
             (
                 BuildRequest(
-                    model=self.model_dir,
+                    model=model,
                     target=name,
                     options=options,
                     encodings=self.encodings,
@@ -298,8 +301,9 @@ def build(
         raise WrongUseError("--cancel needs --lab: Ctrl-C ends a build that runs here")
     _check_reference(model)
     if verbose:
-        _tell_unread(model.folder)
-    is_plain = not (model.verify or dry_run or lab.lab)
+        _tell_unread(model.model_dir)
+    # A model of the hub may have changed there.
+    is_plain = model.model_dir.exists() and not (model.verify or dry_run or lab.lab)
     finished = find_finished(default_cache_root(), identity) if is_plain else None
     if finished is not None:
         summaries = [_again(answer, time.monotonic() - began) for answer in finished.answer]
@@ -336,7 +340,7 @@ def build(
         if report is not None and not json:
             _print_comparisons(report)
         results.append((_summary(one.target, container, job.records), report))
-    if not model.verify:
+    if is_plain:
         folders = [(job, folder) for _, job, folder in builds]
         _remember(identity, model.folder.absolute(), folders, results)
     _tell_of(results, json=json)
@@ -418,17 +422,20 @@ def _show_stages(stages: "Mapping[str, Sequence[StageNode]]", *, json: bool) -> 
 def _check_reference(model: ModelOptions) -> None:
     if model.reference_with != "transformers":
         return
+    from buildlib.builder.model_place import find_model
     from buildlib.numerics.transformers import require_family
 
     if not model.verify:
         raise WrongUseError("--reference-with transformers needs --verify")
-    require_family(model.folder)  # before a long build
+    require_family(find_model(model.model_dir).folder)  # before a long build
 
 
-def _tell_unread(folder: Path) -> None:
+def _tell_unread(model_dir: Path) -> None:
     """Print keys of a model's configuration that do nothing, if there are such."""
+    from buildlib.builder.model_place import find_model
     from buildlib.checkpoint.config import unread_keys
 
+    folder = find_model(model_dir).folder
     if (folder / CONFIG_FILE).is_file():
         model, unread = unread_keys(folder / CONFIG_FILE)
         if unread:

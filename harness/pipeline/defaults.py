@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
+from buildlib.builder.model_place import find_model
 from buildlib.checkpoint.layout import CONFIG_FILE, read_json
 from buildlib.errors import ModelFileError
 from buildlib.quantize.options import RECIPES
 from buildlib.targets import parse_target
-from harness.pipeline.hub import find_model
 
 _CONTEXT, _PREFILL = 4096, 128
 _TEXT_FILE = "text/heldout.txt"  # not the one that quantization is calibrated on
@@ -47,15 +47,15 @@ _NO_METRICS = """\
 def recipe_text(model: str, target: str) -> str:
     """Return the text of a recipe for a model and a target."""
     soc = parse_target(target)
-    place, _ = find_model(model, Path.cwd())
-    folder = place if place.is_dir() else place.parent
+    place = find_model(model)
+    folder = place.folder
     positions = _positions(folder)
     cl = min(_CONTEXT, positions)
     ar = _PREFILL if cl > 2 * _PREFILL else max(1, min(32, cl // 4))
     has_text = (folder / _TEXT_FILE).is_file()
     local = Path(model).expanduser().exists()
     return _TEXT.format(
-        model=json.dumps(str(place.absolute()) if local else model),
+        model=json.dumps(str(place.file or place.path) if local else model),
         target=str(soc),
         remark="   # the emulator; the phone is " + soc.soc.name if soc.emulator else "",
         ar=ar,

@@ -20,7 +20,6 @@ from buildlib.checkpoint.layout import CALIBRATION_TEXT
 from buildlib.errors import InputFileError
 from buildlib.paths import absolute_user_path, user_path
 from harness.errors import ConfigFileError
-from harness.pipeline.hub import folder_of
 from harness.pipeline.settings import Features, PipelineSettings
 from harness.yaml_files import YamlFile, read_yaml
 
@@ -99,12 +98,12 @@ class RecordedRun:
             return
         ends = [event for event in events if isinstance(event, StageFinished)]
         files = {path: sha256 for event in ends for path, sha256 in event.files.items()}
-        model = folder_of(pipe.model_dir)
+        model, file = pipe.place.folder, pipe.place.file
         texts, absent = _data_sets(pipe.config.settings, (pipe.config.folder, model))
         try:
             build = FinishedBuild.of(
                 self.root,
-                [*files, *texts],
+                [*files, *texts, *([] if file is None else [file])],
                 [model, (model / CALIBRATION_TEXT).parent],
                 [] if out is None else [out],
                 {folder for event in ends for folder in event.folders},

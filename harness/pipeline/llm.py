@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from buildlib.builder.model_place import find_model
 from buildlib.builder.runner import StageRecord, StageRunner
 from buildlib.cache.store import StageCache
 from buildlib.container.container import GenAIContainer
@@ -47,7 +48,6 @@ from harness.pipeline.comparison import (
     with_windows_of,
 )
 from harness.pipeline.host_model import open_host_model
-from harness.pipeline.hub import find_model, folder_of
 from harness.pipeline.manifest import FILE, PipelineManifest, StageEntry, find_manifest
 from harness.pipeline.observers import (
     StageEvent,
@@ -91,6 +91,7 @@ class LLMPipeline:
     Attributes:
         config: the checked recipe.
         stages: configurations of the stages.
+        place: of the model.
         model_dir: folder of the model, or its ONNX file.
         model_name: names its folder in the cache.
         cache_root: of the stage cache.
@@ -112,8 +113,9 @@ class LLMPipeline:
         loader = config.configs.get("model_loader")
         revision = getattr(getattr(loader, "hf_pretrained_kwargs", None), "revision", None)
         base = Path.cwd() if model else config.folder
-        self.model_dir, self.model_name = find_model(place, base, revision)
         self.cache_root = self._cache_root()
+        self.place = find_model(place, base, revision, self.cache_root)
+        self.model_dir, self.model_name = self.place.path, self.place.name
         self._done: dict[str, _Finished] = {}
 
     @classmethod
@@ -359,7 +361,7 @@ class LLMPipeline:
             ) as session:
                 return generate_on_device(session, workload)
         with open_host_model(outputs, self.cache_root / self.model_name) as model:
-            return generate_on_host(model, workload, folder_of(self.model_dir))
+            return generate_on_host(model, workload, self.place.folder)
 
     def export(self, export_dir: str | PathLike[str]) -> Path:
         """Copy the output of the latest stage to a folder: a container, or a model with encodings.
@@ -383,7 +385,7 @@ class LLMPipeline:
             for name in self.stages
         }
         return PipelineManifest(
-            model=str(self.model_dir),
+            model=str(self.place.file or self.model_dir),
             folder=str(self.config.folder),
             recipe={**settings, "stages": sections},
             stages=tuple(stage.entry for stage in self._done.values()),
@@ -438,7 +440,7 @@ class LLMPipeline:
         return config
 
     def _text_of(self, metric: MetricConfig) -> str:
-        return read_dataset(metric, (self.config.folder, folder_of(self.model_dir)))
+        return read_dataset(metric, (self.config.folder, self.place.folder))
 
     def _keep_scores(self, name: str, scores: Mapping[str, float]) -> None:
         stage = self._done[name]

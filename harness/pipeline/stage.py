@@ -177,6 +177,11 @@ class StageContext:
     on_record: OnStage
     folder_of_recipe: Path
 
+    @property
+    def folder_of_model(self) -> Path:
+        """Folder of the user's model, also where it is named by its ONNX file."""
+        return self.model_dir if self.model_dir.is_dir() else self.model_dir.parent
+
     def resolve(self, path: str) -> Path:
         """Resolve a path of the recipe."""
         return self.folder_of_recipe / user_path(path)

@@ -44,7 +44,6 @@ from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.validation import first_fault
 from harness.errors import ConfigFileError
-from harness.pipeline.hub import folder_of
 from harness.pipeline.settings import NonEmpty, PipelineSettings, PositiveInt
 from harness.pipeline.stage import (
     ModelFolder,
@@ -309,9 +308,7 @@ def _as_entry(model: ModelFolder) -> CacheEntry:
 
 def _calibration_text(name: str | None, context: StageContext) -> str | None:
     """Read the text that the recipe names, or else the model's own or the default one."""
-    path = (
-        folder_of(context.model_dir) / CALIBRATION_TEXT if name is None else context.resolve(name)
-    )
+    path = context.folder_of_model / CALIBRATION_TEXT if name is None else context.resolve(name)
     if name is not None or path.is_file():
         context.runner.watch.hash({path.name: path})
         return read_text(path)
@@ -334,7 +331,7 @@ def onnx_source(model: ModelFolder, context: StageContext, text: str | None) -> 
         config_file=config,
         tokenizer=folder / TOKENIZER_FILE,
         calibration_text=text,
-        chat_template=ChatTemplate.find(folder_of(context.model_dir)),
+        chat_template=ChatTemplate.find(context.folder_of_model),
         canonical=_as_entry(model) if model.canonical and model.quantized else None,
     )
 

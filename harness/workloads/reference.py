@@ -25,12 +25,15 @@ def open_float(
 ) -> "Iterator[tuple[TokenModel, DecoderConfig]]":
     """Open a checkpoint in float for a block, for texts as long as a model's context."""
     # Workloads are read and checked without ONNX.
+    from buildlib.builder.model_place import find_model
     from buildlib.checkpoint.checkpoint import Checkpoint
     from buildlib.checkpoint.config import load_config
     from buildlib.graph.decoder import export_onnx
     from buildlib.numerics.host_loop import open_onnx
     from buildlib.numerics.transformers import TransformersModel
 
+    place = find_model(checkpoint)
+    checkpoint = place.folder
     config = load_config(checkpoint / "config.json")
     if engine == "transformers":
         with TransformersModel(checkpoint) as reference:

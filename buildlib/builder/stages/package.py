@@ -93,6 +93,7 @@ class Package(CachedStage):
         extra_files: SHA-256 of the files beside binaries and tokenizer, by name.
         toolchain_versions: name and versions of everything that compiled.
         chat_template: that of the model; `files` covers it.
+        origin: of a model of the hub.
     """
 
     operation = "package"
@@ -108,6 +109,7 @@ class Package(CachedStage):
     extra_files: Mapping[str, str]
     toolchain_versions: Mapping[str, str]
     chat_template: ChatTemplate | None = None
+    origin: str | None = None
 
     @property
     def subject(self) -> str:
@@ -124,6 +126,7 @@ class Package(CachedStage):
             "model": self.model_name,
             "options": self.plan.as_options(),
             "genie_config": json.loads(self.composition.genie_config.to_json()),
+            **({} if self.origin is None else {"origin": self.origin}),
         }
 
     @property
@@ -151,6 +154,7 @@ class Package(CachedStage):
             target=plan.target,
             model=ModelRecord(
                 name=plain_name(self.model_name),
+                origin=self.origin,
                 architecture=load_config(prepared.model / CONFIG_FILE).model_type,
                 inputs=self.files,
                 quantization=quantization,

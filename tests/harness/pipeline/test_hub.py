@@ -104,4 +104,19 @@ def test_a_model_of_the_hub_is_downloaded_once(hub: str, tmp_path: Path) -> None
     code, told = run("org/none")
     assert code == 2
     assert told.count("\n") == 1
-    assert "org/none: no such folder, and the Hugging Face hub did not give it" in told
+    assert "org/none: there is no such folder, and the Hugging Face hub did not give it" in told
+
+
+def test_a_build_keeps_the_commit_of_a_model_of_the_hub(hub: str, tmp_path: Path) -> None:
+    environment = os.environ | {
+        "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1",
+    }  # fmt: skip
+    out = tmp_path / "out"
+    shape = ("--ar", "1,8", "--cl", "48")
+    model = ("org/llama@main", "--target", "SM8650:emulator", "--out", out, *shape)
+    done = qnnfarm("build", *model, env=environment)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((out / "metadata.json").read_text())
+    assert manifest["model"]["name"] == "llama"
+    assert manifest["model"]["origin"] == f"org/llama@{COMMIT}"

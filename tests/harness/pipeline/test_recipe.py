@@ -190,9 +190,11 @@ def test_a_dataset_and_a_metric_must_be_known(tmp_path: Path) -> None:
 
 def test_a_model_of_the_hub_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    with pytest.raises(Exception, match=r"org/name: no such folder, and .*qnnfarm\[hub\]"):
+    with pytest.raises(
+        Exception, match=r"org/name: there is no such folder.*hf download org/name.*qnnfarm\[hub\]"
+    ):
         LLMPipeline.from_pretrained("org/name")
-    with pytest.raises(Exception, match="no id of the Hugging Face hub either"):
+    with pytest.raises(Exception, match="nor is it an id of the hub"):
         LLMPipeline.from_pretrained("/no/such/folder")
 
 
