@@ -12,7 +12,9 @@ from rich.text import Text
 
 from buildlib.cache.layout import SIDECAR
 from buildlib.cache.records import read_files, read_info
-from buildlib.checkpoint.config import load_config, unread_keys
+from buildlib.checkpoint.config import check_checkpoint_config, load_config, unread_keys
+from buildlib.checkpoint.gguf.config import Metadata, read_config
+from buildlib.checkpoint.gguf.tokenizer import GgufTokenizer
 from buildlib.checkpoint.layout import CONFIG_FILE
 from buildlib.container.chat_template import ChatTemplate
 from buildlib.container.container import GenAIContainer
@@ -20,6 +22,8 @@ from buildlib.container.dlc import DlcInfo, inspect_dlc, is_dlc
 from buildlib.container.layout import METADATA
 from buildlib.container.manifest import KV_BYTES, PRECISION, is_container
 from buildlib.container.op_packages import registrations
+from buildlib.errors import InputFileError, ModelFileError
+from buildlib.gguf import SUFFIX, GgufHeader
 from buildlib.mllm.parameter_file import read_parameters
 from buildlib.sizes import size_text
 from buildlib.speculative.agreement import SPECULATIVE
@@ -37,8 +41,8 @@ def inspect(
     path: Annotated[
         Path,
         typer.Argument(
-            help="The folder of a container or of a checkpoint, a context binary, a DLC, a `.mllm` "
-            "file, or an entry of the cache."
+            help="The folder of a container or of a checkpoint, a context binary, a DLC, a GGUF, a "
+            "`.mllm` file, or an entry of the cache."
         ),
     ],
     tensors: Annotated[
@@ -48,12 +52,15 @@ def inspect(
 ) -> None:
     """Show manifest, sizes, graphs, tensors, encodings and versions of something built.
 
-    Of a checkpoint: the values that `config.json` gives, and its keys that are not read.
+    Of a checkpoint: the values that `config.json` gives, and its keys that are not read. Of a GGUF:
+    its model, types, tokenizer and template, and whether it builds.
 
     Example: qnnfarm inspect CONTAINER_DIR
     """
     if (path / SIDECAR).is_file():
         _inspect_entry(path, every=tensors, json=json)
+    elif path.suffix == SUFFIX and path.is_file():
+        _inspect_gguf(GgufHeader.read(path), every=tensors, json=json)
     elif path.suffix == ".mllm":
         _inspect_parameters(path, every=tensors, json=json)
     elif path.is_file():
@@ -77,6 +84,63 @@ def _inspect_checkpoint(config_file: Path, *, json: bool) -> None:
     print_facts(answers(), {**config, f"not read by {model}": ", ".join(unread)})
 
 
+def _inspect_gguf(header: GgufHeader, *, every: bool, json: bool) -> None:
+    keys, architecture = header.keys, header.architecture
+    sizes = {
+        key.removeprefix(f"{architecture}."): value
+        for key, value in keys.items()
+        if key.startswith(f"{architecture}.")
+    }
+    tokens = header.arrays.get("tokenizer.ggml.tokens")
+    tokenizer = [str(keys.get(f"tokenizer.ggml.{key}", "")) for key in ("model", "pre")]
+    template = keys.get("tokenizer.chat_template")
+    n_bytes = header.path.stat().st_size
+    config: dict[str, object] = {}
+    refused = None
+    try:
+        model = Metadata(header)
+        config = read_config(model) | GgufTokenizer(model).special_ids
+        check_checkpoint_config(config, header.path)
+    except (InputFileError, ModelFileError) as error:
+        refused = error.reason
+    infos = [TensorInfo(n, t.shape[::-1], t.type_name, None) for n, t in header.tensors.items()]
+    if json:
+        about = {
+            "name": header.name, "architecture": architecture, "size_bytes": n_bytes,
+            "parameters": header.parameters, "types": header.types, "sizes": sizes,
+            "context_length": header.context_length, "tokenizer": tokenizer,
+            "tokens": 0 if tokens is None else tokens.count, "chat_template": template,
+            "refused": refused, "config": config,
+            "tensors": [{"name": t.name, "shape": t.shape, "dtype": t.dtype} for t in infos],
+        }  # fmt: skip
+        print_json({"gguf": about})
+        return
+    shares = (f"{n / max(1, header.parameters):.1%} {kind}" for kind, n in header.types.items())
+    facts: dict[str, object] = {
+        "model": header.name or "unnamed",
+        "architecture": architecture or "none",
+        "builds": f"as {config['model_type']}" if refused is None else f"no: {refused}",
+        "size": size_text(n_bytes),
+        "weights": f"{header.parameters:,}: {', '.join(shares)}",
+        **sizes,
+        "tokenizer": f"{', '.join(filter(None, tokenizer)) or 'none'}"
+        + ("" if tokens is None else f", {tokens.count:,} tokens"),
+        **{key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config},
+        "chat template": "none" if template is None else "yes",
+    }
+    print_facts(answers(), facts)
+    _print_shapes(infos, every=every)
+
+
+def _print_shapes(infos: list[TensorInfo], *, every: bool) -> None:
+    """Print names, shapes and types of a file's tensors, equal ones in one line."""
+    rows = [
+        [common_name([t.name for t in group]), "x".join(map(str, group[0].shape)), group[0].dtype]
+        for group in ([[info] for info in infos] if every else alike(infos))
+    ]
+    print_rows(("tensor", "shape", "type"), rows)
+
+
 def _inspect_parameters(path: Path, *, every: bool, json: bool) -> None:
     file = read_parameters(path)
     infos = [TensorInfo(t.name, t.shape, t.dtype, None) for t in file.tensors.values()]
@@ -92,11 +156,7 @@ def _inspect_parameters(path: Path, *, every: bool, json: bool) -> None:
         "tensors": len(infos),
     }
     print_facts(answers(), facts)
-    rows = [
-        [common_name([t.name for t in group]), "x".join(map(str, group[0].shape)), group[0].dtype]
-        for group in ([[info] for info in infos] if every else alike(infos))
-    ]
-    print_rows(("tensor", "shape", "type"), rows)
+    _print_shapes(infos, every=every)
 
 
 def _inspect_container(path: Path, *, every: bool, json: bool) -> None:
