@@ -21,6 +21,8 @@ from rich.progress import Progress, ProgressColumn
 from rich.segment import Segment
 from rich.text import Text
 
+from harness.words import emulator_notice
+
 _CONTROLS = (*range(0x2028, 0x202F), *range(0x2066, 0x206A))
 _VISIBLE = (
     {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
@@ -38,7 +40,7 @@ _NARROWEST_NAME = 16
 _LONGEST_WORD = 36
 """Numbers make space for words of names up to this length; longer ones may be broken."""
 
-EMULATOR = "measured on the HTP emulator: its speed says nothing about hardware speed"
+EMULATOR = emulator_notice()
 
 
 class PlainConsole(Console):

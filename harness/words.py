@@ -1,9 +1,15 @@
 """Phrases in texts for people, and cells in their tables."""
 
 import contextlib
+from collections.abc import Iterable
+from typing import Final
 
 NO_VALUE = "\N{EN DASH}"
 """Sign in tables where there is no value."""
+
+HOST_CPU: Final = "host CPU"
+_WITHOUT_NPU = frozenset(("llama.cpp", "geniex-bench"))
+"""Runtimes that a virtual device, an x86 machine, runs on its CPU; others run graphs of an NPU."""
 
 
 def pluralize(number: int, noun: str) -> str:
@@ -33,6 +39,25 @@ def csv_cell(value: object) -> object:
     return f"'{value}"
 
 
-def soc_label(soc: str, *, emulator: bool) -> str:
+def stand_in(runtime: str) -> str:
+    """Name what computes on a virtual device in place of a phone's NPU, by a runtime."""
+    return HOST_CPU if runtime in _WITHOUT_NPU else "emulator"
+
+
+def soc_label(soc: str, *, emulator: bool, runtime: str = "") -> str:
     """Name a SoC: `SM8750`, `SM8750 emulator`, `emulator`; empty if nothing is known."""
+    if emulator and stand_in(runtime) == HOST_CPU:
+        return f"{HOST_CPU} of a virtual {soc or 'device'}"
     return " ".join(filter(None, (soc, "emulator" if emulator else "")))
+
+
+def emulator_notice(runtimes: Iterable[str] = ()) -> str:
+    """Say where runs on virtual devices were measured, and what their speed is worth."""
+    kinds = {stand_in(one) for one in runtimes}
+    where = " or ".join(
+        (
+            *(() if kinds == {HOST_CPU} else ("on the HTP emulator",)),
+            *(("on the host's CPU",) if HOST_CPU in kinds else ()),
+        )
+    )
+    return f"measured {where}: its speed says nothing about hardware speed"

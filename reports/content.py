@@ -19,6 +19,7 @@ from harness.results.records import (
     RunMeans,
 )
 from harness.results.timeline import UNTRACED, Traces
+from harness.words import HOST_CPU, stand_in
 from reports import text
 from reports.changes import ShownChange
 from reports.history import SeriesGroup
@@ -171,10 +172,32 @@ class Section:
     @property
     def title(self) -> str:
         """The origin of its results, in words: `on hardware`."""
+        if self.emulator and self._on_host_cpu:
+            return f"on the {' and the '.join(self._on_host_cpu)}"
         tools = tuple(sorted({row.subject.tool for row in self.rows}))
         return (
             f"from {text.listing(tools) or 'files'}" if self.key == "imported" else TITLES[self.key]
         )
+
+    @property
+    def notice(self) -> str:
+        """Warning about the speed of virtual devices."""
+        whose = "Its" if self._on_host_cpu == (HOST_CPU,) else "Emulator"
+        return f"{whose} speed is not hardware speed."
+
+    @property
+    def processors(self) -> str:
+        """Processors of virtual devices, in words: `with the HTP emulator`."""
+        own = {"emulator": "with the HTP emulator", HOST_CPU: "on their CPU by programs of others"}
+        return " or ".join(own[one] for one in self._on_host_cpu or ("emulator",))
+
+    @property
+    def _on_host_cpu(self) -> tuple[str, ...]:
+        """All kinds of processors of virtual devices, if not the emulator alone."""
+        subjects = [row.subject for row in self.rows]
+        subjects += [row.subject for row in (*self.perplexities, *self.tasks)]
+        kinds = {stand_in(subject.runtime) for subject in subjects}
+        return tuple(sorted(kinds)) if HOST_CPU in kinds else ()
 
     @property
     def shared_remarks(self) -> Mapping[str, int]:

@@ -17,7 +17,7 @@ from harness.results.gate_formats import cells_of, sides, summarize
 from harness.results.records import Run
 from harness.results.turnover import find_turnover
 from harness.results.verdicts import Verdict
-from harness.words import percent, pluralize
+from harness.words import percent, pluralize, stand_in
 from reports.changes import ShownChange
 from reports.content import Results, Section
 from reports.summary import group_by
@@ -124,7 +124,7 @@ def _describe_gate(gate: Gate) -> Iterator[str]:
     telling = [cell for cell in gate.cells if cell.verdict is not Verdict.NO_DIFFERENCE]
     for cell in telling[:MOST_NAMED]:
         change = cells_of(cell)[2]
-        where = f"{cell.name}{' (emulator)' if cell.key.emulator else ''}"
+        where = f"{cell.name}{f' ({stand_in(cell.key.runtime)})' if cell.key.emulator else ''}"
         yield f"{cell.metric.label} of {where}: {change}, {cell.reason}"
 
 

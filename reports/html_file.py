@@ -28,7 +28,7 @@ from harness.results.identity import describe_clocks, device_name, place
 from harness.results.metrics import METRICS, Metric, summarise
 from harness.results.provenance import own_version
 from harness.results.records import Run
-from harness.words import NO_VALUE, percent, pluralize
+from harness.words import NO_VALUE, percent, pluralize, stand_in
 from reports import figures, text
 from reports.changes import SPARK_POINTS
 from reports.errors import cannot_write
@@ -289,6 +289,7 @@ def _environment() -> jinja2.Environment:
         "short_time": text.short_time,
         "commits": commit_range,
         "percent": percent,
+        "stand_in": stand_in,
         "shorten": text.shorten,
         "positions": text.POSITIONS.__getitem__,
         "graphs": text.graphs,

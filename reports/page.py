@@ -16,7 +16,7 @@ from harness.results.metrics import find_metric
 from harness.results.records import SIDES, RepetitionTelemetry, Run, RunMeans
 from harness.results.store import EVERYTHING, ResultsStore, RunFilter
 from harness.results.timeline import UNTRACED, build_timeline, read_traces
-from harness.words import pluralize
+from harness.words import HOST_CPU, pluralize, stand_in
 from reports import charts, summary, text
 from reports.changes import ShownChange, find_changes
 from reports.content import TITLES, KeptFiles, Kind, Results, Section, list_runs
@@ -92,6 +92,14 @@ class Page:
     def has_emulator(self) -> bool:
         """True where any run was on the emulator."""
         return any(one.run.device.emulator for one in self.results.measured)
+
+    @property
+    def has_host_cpu(self) -> bool:
+        """True where any run was on the CPU of a virtual device's host."""
+        runs = (one.run for one in self.results.measured)
+        return any(
+            run.device.emulator and stand_in(run.workload.runtime) == HOST_CPU for run in runs
+        )
 
     @property
     def has_hardware(self) -> bool:

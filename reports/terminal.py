@@ -25,7 +25,6 @@ from reports.summary import (
 )
 from reports.text import short_time
 
-EMULATOR_NOTICE = "Emulator speed is not hardware speed."
 SHORT_LABELS = {
     "ttft_s": "TTFT",
     "peak_rss_bytes": "Memory",
@@ -55,7 +54,7 @@ def print_page(page: Page, console: Console) -> None:
     for line in _headline(page.headline):
         _print_line(console, line)
     for section in page.sections:
-        notice = f". {EMULATOR_NOTICE}" if section.emulator else ""
+        notice = f". {section.notice}" if section.emulator else ""
         title = f"{section.title[0].upper()}{section.title[1:]}{notice}"
         _print_line(console, Text(title, "bold yellow" if section.emulator else "bold"))
         if section.rows:

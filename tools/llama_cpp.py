@@ -1,4 +1,7 @@
-"""Unpack Debian unstable's llama.cpp for the tests: `python3 -m tools.llama_cpp`.
+"""Unpack Debian unstable's llama.cpp for virtual devices: `python3 -m tools.llama_cpp`.
+
+`python3 -m tools.llama_cpp MODEL.gguf > llama.yaml` writes a description of a model with it, for
+`--runtime llama.cpp`.
 
 Debian's releases have none yet, and its programs need a newer C library than theirs. So they come
 with the loader and the libraries of that, and nothing is installed: apt checks the signatures as
@@ -8,6 +11,7 @@ The folder holds programs and libraries of llama.cpp, and `glibc/` what they nee
 which no other program must find: `LD_LIBRARY_PATH=glibc:.` in it starts them.
 """
 
+import json
 import os
 import re
 import shutil
@@ -109,8 +113,21 @@ def _needed(binary: Path, folders: Sequence[Path]) -> dict[str, Path]:
     return {name: Path(path) for name, path in found if not name.startswith("/")}
 
 
+def describe(model: str) -> dict[str, object]:
+    """Return the content of a description that runs a GGUF by this build (docs/runtimes.md)."""
+    libraries = sorted((FOLDER / "glibc").glob("*"))
+    return {
+        "runtime": "llama.cpp",
+        "model": model,
+        "build": {"x86_64": str(FOLDER)},
+        "threads": 1,
+        "files": {f"glibc/{file.name}": str(file) for file in libraries},
+        "environment": {"LD_LIBRARY_PATH": "glibc:."},
+    }
+
+
 def main() -> int:
-    """Unpack it, unless it is here."""
+    """Unpack it, unless it is here, and print its folder or the description of a model."""
     if not is_here():
         try:
             unpack(FOLDER)
@@ -118,7 +135,10 @@ def main() -> int:
             return _refuse(str(error))
         except subprocess.CalledProcessError as error:
             return _refuse(f"{error.cmd[0]} ended with {error.returncode}")
-    print(FOLDER)
+    if not sys.argv[1:]:
+        print(FOLDER)
+    for key, value in describe(sys.argv[1]).items() if sys.argv[1:] else ():
+        print(f"{key}: {json.dumps(value)}")  # JSON is YAML
     return 0
 
 

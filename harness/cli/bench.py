@@ -13,7 +13,7 @@ from harness.cli.bench_tests import BenchTest, LlamaBenchOptions
 from harness.cli.dialog_options import DialogOptions
 from harness.cli.groups import with_groups
 from harness.cli.measured import caveats
-from harness.console import EMULATOR, answers, print_json, print_remark, print_rows, print_text
+from harness.console import answers, print_json, print_remark, print_rows, print_text
 from harness.errors import HarnessError, WrongUseError
 from harness.results.identity import Subject, container_name, describe_container
 from harness.results.llama_bench import OutputFormat, format_records, list_tests, to_record
@@ -21,7 +21,7 @@ from harness.results.metrics import METRICS, find_metric, summarise
 from harness.results.records import Run
 from harness.results.stability import grade_runs
 from harness.runtimes.registry import open_model
-from harness.words import pluralize
+from harness.words import emulator_notice, pluralize
 from harness.workloads.bench import STEADY_METRICS
 from harness.workloads.session import Session
 
@@ -170,7 +170,7 @@ def _show(runs: Sequence[Run], db: str) -> None:
     for line in dict.fromkeys(_check_in_words(run) for run in runs):
         console.print(line)
     if first.device.emulator:
-        console.print(EMULATOR)
+        console.print(emulator_notice([first.workload.runtime]))
     if len(runs) == 1:
         console.print(f"run {first.id} in {db}")
     else:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import Database, Json, Threshold, write_file
-from harness.console import EMULATOR, answers, print_json, print_rows
+from harness.console import answers, print_json, print_rows
 from harness.errors import WrongUseError
 from harness.exit_codes import verdict_exit_code
 from harness.results import gate_formats
@@ -114,6 +114,6 @@ def _show(judgement: Gate) -> None:
     for name in judgement.new:
         console.print(f"{name}: no baseline")
     if judgement.has_emulator:
-        console.print(EMULATOR)
+        console.print(judgement.notice)
     console.print(gate_formats.sides(judgement))
     console.print(f"verdict: {judgement.verdict} ({gate_formats.summarize(judgement)})")

@@ -5,14 +5,14 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli.arguments import Database, Json, Since
-from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
+from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.results.history import MeasuredNight, Series, SeriesFilter, read_series
 from harness.results.metrics import find_key
 from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore
 from harness.results.turnover import find_turnover
-from harness.words import percent, pluralize
+from harness.words import emulator_notice, percent, pluralize
 
 _LANE = 32
 _COMMIT = 10
@@ -58,8 +58,9 @@ def history(
         _print_series(one, nights)
     for line in find_turnover(histories, newest):
         print_remark(line)
-    if any(one.emulator for one in histories):
-        print_remark(EMULATOR)
+    virtual = [one.newest.workload.runtime for one in histories if one.emulator]
+    if virtual:
+        print_remark(emulator_notice(virtual))
 
 
 def _print_series(series: Series, newest: int) -> None:

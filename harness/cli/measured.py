@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness.console import EMULATOR, print_remark
+from harness.console import print_remark
 from harness.results.metrics import METRICS
 from harness.results.records import Run
-from harness.words import pluralize
+from harness.words import emulator_notice, pluralize
 from harness.workloads.session import Session
 
 
@@ -27,7 +27,7 @@ def print_from(session: Session, words: str) -> None:
     """Print on stderr where something was measured, and that an emulator's speed says nothing."""
     print_remark(f"{session.device_label}: {words}")
     if session.properties.emulator:
-        print_remark(EMULATOR)
+        print_remark(emulator_notice([session.model.runtime.name]))
 
 
 def caveats(runs: Sequence[Run]) -> Iterator[str]:
@@ -36,5 +36,6 @@ def caveats(runs: Sequence[Run]) -> Iterator[str]:
     if unchecked:
         sessions = pluralize(len(runs), "session")
         yield f"the output of {unchecked} of {sessions} was compared with nothing"
-    if any(run.device.emulator for run in runs):
-        yield EMULATOR
+    virtual = [run.workload.runtime for run in runs if run.device.emulator]
+    if virtual:
+        yield emulator_notice(virtual)

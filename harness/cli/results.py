@@ -66,7 +66,7 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
             f"{one.runs:,}",
             f"{one.runs - one.done:,}" if one.runs > one.done else "",
             size_text(one.telemetry_bytes) if one.telemetry_bytes else "",
-            soc_label(one.soc, emulator=one.emulator),
+            soc_label(one.soc, emulator=one.emulator, runtime=one.runtime),
             f"AR {', '.join(map(str, one.ars))}, CL {one.cl}",
             one.labels,
         ]

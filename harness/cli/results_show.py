@@ -9,7 +9,6 @@ import typer
 from harness.cli.arguments import Database, Json, TraceFile, write_file
 from harness.cli.recorded_session import save_trace
 from harness.console import (
-    EMULATOR,
     answers,
     print_json,
     print_remark,
@@ -27,7 +26,7 @@ from harness.results.identity import (
 from harness.results.metrics import METRICS, summarise
 from harness.results.records import ArtifactRecord, Run
 from harness.results.store import ResultsStore
-from harness.words import pluralize, soc_label
+from harness.words import emulator_notice, pluralize, soc_label
 
 RunId = Annotated[
     str,
@@ -78,9 +77,10 @@ def show(
         if number:
             console.print()
         _show(one, artifacts[one.id])
-    if any(one.device.emulator for one in runs):
+    virtual = [one.workload.runtime for one in runs if one.device.emulator]
+    if virtual:
         console.print()
-        console.print(EMULATOR)
+        console.print(emulator_notice(virtual))
 
 
 def _save(store: ResultsStore, files: Sequence[ArtifactRecord], folder: Path) -> None:
@@ -115,7 +115,7 @@ def _show(run: Run, artifacts: Sequence[ArtifactRecord]) -> None:
 def _facts(run: Run) -> list[tuple[str, str]]:
     """Return names and values of a run's facts; a value is empty where it is unknown."""
     container, device, source = run.container, run.device, run.provenance
-    soc = soc_label(device.soc, emulator=device.emulator)
+    soc = soc_label(device.soc, emulator=device.emulator, runtime=run.workload.runtime)
     scored = run.workload.perplexity
     commit = f"{source.git_commit} {source.git_branch or ''}".strip() if source.git_commit else ""
     warmup = {None: "", True: ", steady after them", False: ", not steady after them"}

@@ -11,14 +11,14 @@ from rich.text import Text
 
 from harness.cli.arguments import FromHost, Json, MaxParallel, PlanDb, PlanFile, PlanPool, lab_extra
 from harness.cli.run_progress import RunProgress
-from harness.console import EMULATOR, answers, print_json, print_remark, print_rows, remarks
+from harness.console import answers, print_json, print_remark, print_rows, remarks
 from harness.errors import WrongUseError
 from harness.lab.content import own_address
 from harness.plans.matrix import cell_as_mapping
 from harness.plans.outcome import Failure, Summary
 from harness.plans.plan_file import Plan, load_plan
 from harness.plans.plan_run import PlanRun, find_database, open_plan_run
-from harness.words import pluralize
+from harness.words import emulator_notice, pluralize
 
 if TYPE_CHECKING:
     from harness.lab.builds import LabBuilds
@@ -195,8 +195,9 @@ def _print_outcomes(summary: Summary) -> None:
         status = "done before" if outcome.resumed else outcome.status
         rows.append([outcome.cell.label, status, outcome.device, result])
     print_rows(("cell", "", "device", "result"), rows)
-    if any(outcome.result.emulator for outcome in summary.outcomes):
-        answers().print(EMULATOR)
+    virtual = [one.cell.runtime for one in summary.outcomes if one.result.emulator]
+    if virtual:
+        answers().print(emulator_notice(virtual))
 
 
 def _show(plan_run: PlanRun, summary: Summary) -> None:

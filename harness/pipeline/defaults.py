@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from buildlib.builder.model_place import find_model
 from buildlib.checkpoint.layout import CONFIG_FILE, read_json
 from buildlib.errors import ModelFileError
 from buildlib.quantize.options import RECIPES
@@ -46,6 +45,8 @@ _NO_METRICS = """\
 
 def recipe_text(model: str, target: str) -> str:
     """Return the text of a recipe for a model and a target."""
+    from buildlib.builder.model_place import find_model
+
     soc = parse_target(target)
     place = find_model(model)
     folder = place.folder

@@ -25,7 +25,7 @@ from harness.results.records import Run
 from harness.results.statistics.unpaired import MIN_SESSIONS, Sessions, estimate, find_discoveries
 from harness.results.store import ResultsStore
 from harness.results.verdicts import PERPLEXITY_THRESHOLD, THRESHOLD, Verdict, judge, worst_verdict
-from harness.words import pluralize, soc_label
+from harness.words import emulator_notice, pluralize, soc_label
 
 GATE_METRICS = (*DEFAULT_METRICS, "embed_s", "inference_s", PERPLEXITY)
 """The metrics that are judged by default."""
@@ -109,6 +109,11 @@ class Gate:
     def has_emulator(self) -> bool:
         """True where any cell ran on the emulator."""
         return any(cell.key.emulator for cell in self.cells)
+
+    @property
+    def notice(self) -> str:
+        """Warning about the speed of its virtual devices, where it has any."""
+        return emulator_notice(cell.key.runtime for cell in self.cells if cell.key.emulator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +382,7 @@ def _name(group: _Group) -> str:
     own = " ".join(f"{name}={value}" for name, value in subject.labels)
     container = (container_label(newest.label), container_name(newest.container))
     words = (*container, subject.by, own, subject.label)
-    place = soc_label(subject.place, emulator=subject.emulator)
+    place = soc_label(subject.place, emulator=subject.emulator, runtime=subject.runtime)
     return f"{' '.join(filter(None, words))} on {place}"
 
 

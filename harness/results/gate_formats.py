@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from xml.etree import ElementTree as ET
 
-from harness.console import EMULATOR
 from harness.results.gate import Gate, GateCell, Side
 from harness.results.metrics import Metric
 from harness.results.statistics.unpaired import CONFIDENCE
@@ -88,7 +87,7 @@ def to_lines(gate: Gate) -> list[str]:
         what = f"{cell.verdict}: {cell.name}, {cell.metric.label}"
         lines.append(f"{what}: {before} to {now}, {change} ({interval}); {cell.reason}")
     lines += [f"no baseline: {name}" for name in gate.new]
-    lines += [EMULATOR] if gate.has_emulator else []
+    lines += [gate.notice] if gate.has_emulator else []
     return [*lines, f"{sides(gate)}: {gate.verdict} ({summarize(gate)})"]
 
 
@@ -108,7 +107,7 @@ def to_markdown(gate: Gate) -> str:
     if gate.new:
         lines += [f"Without a baseline: {', '.join(map(_plain, gate.new))}.", ""]
     if gate.has_emulator:
-        lines += [EMULATOR, ""]
+        lines += [gate.notice, ""]
     return "\n".join(lines)
 
 

@@ -169,7 +169,9 @@ class Series:
     @property
     def place(self) -> str:
         """The SoC, or the kind of device where it is unknown: `SM8750`, `SM8750 emulator`."""
-        return soc_label(place(self.newest), emulator=self.emulator)
+        return soc_label(
+            place(self.newest), emulator=self.emulator, runtime=self.newest.workload.runtime
+        )
 
     @property
     def shape(self) -> str:

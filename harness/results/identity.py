@@ -23,7 +23,7 @@ from harness.results.records import (
     PerplexityDefinition,
     Run,
 )
-from harness.words import pluralize
+from harness.words import HOST_CPU, pluralize, stand_in
 
 Pairs = tuple[tuple[str, str], ...]
 UNKNOWN = "an unknown device"
@@ -171,6 +171,8 @@ _UNTESTED: Mapping[str, Any] = {
     **dict.fromkeys(_TEST), "kind": "", "prompt": "", "text": "", "scored": None, "labels": ()
 }  # fmt: skip
 
+_STAND_INS = {HOST_CPU: HOST_CPU, "emulator": "HTP emulator"}
+
 
 def _in_words(subject: Subject) -> dict[str, str]:
     words = {
@@ -180,7 +182,7 @@ def _in_words(subject: Subject) -> dict[str, str]:
     }
     scored = f"{describe_scored(subject.scored)} of {subject.text[:12]}" if subject.scored else ""
     return {
-        "npu": "the HTP emulator" if subject.emulator else "hardware",
+        "npu": f"the {_STAND_INS[stand_in(subject.runtime)]}" if subject.emulator else "hardware",
         **words,
         "workload": subject.label,
         "scored": scored,

@@ -151,7 +151,8 @@ class DeviceInfo(Record):
     Attributes:
         soc: the SoC that the device reports, e.g. `SM8750`.
         dsp_arch: Hexagon architecture, e.g. `v79`.
-        emulator: whether the HTP emulator stood in for the NPU; its speed is not hardware speed.
+        emulator: whether it is virtual: the HTP emulator stood in for the NPU, or the host's CPU
+            for runtimes without one; its speed is not hardware speed.
         os_build: the build's name as the phone shows it, or the name of a Linux distribution.
         build_fingerprint: Android's own identity of a build; of a Linux machine, its kernel.
         clocks: limits of the processor clocks in Hz when the run began, by `cpu_cap_hz:CPU` (the

@@ -28,7 +28,7 @@ from harness.runtimes.base import GenerationResult, Model, Need, Runtime, Runtim
 from harness.runtimes.container_model import container_of
 from harness.telemetry.conditions import Conditions, prepared
 from harness.telemetry.gate import OnWait
-from harness.words import soc_label
+from harness.words import soc_label, stand_in
 from harness.workloads.concurrency import SessionCount
 
 _Capability = TypeVar("_Capability")
@@ -166,13 +166,19 @@ class Session(Closeable):
     def device_fields(self) -> Mapping[str, object]:
         """The device in JSON answers."""
         device = self.properties
-        return {"device": device.serial, "soc": device.soc, "emulator": device.emulator}
+        virtual = stand_in(self.model.runtime.name)
+        return {
+            "device": device.serial,
+            "soc": device.soc,
+            "emulator": device.emulator,
+            "processor": virtual if device.emulator else "hardware",
+        }
 
     @property
     def device_label(self) -> str:
         """The device in answers for people: `127.0.0.1:5555 (SM8750 emulator)`."""
         device = self.properties
-        kind = soc_label(device.soc, emulator=device.emulator)
+        kind = soc_label(device.soc, emulator=device.emulator, runtime=self.model.runtime.name)
         return f"{device.serial} ({kind})" if kind else device.serial
 
     def records(self) -> tuple[ContainerInfo, DeviceInfo, Provenance]:

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.results.metrics import METRICS
-from harness.words import pluralize, soc_label
+from harness.words import emulator_notice, pluralize, soc_label
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,12 @@ def test_metrics_of_whole_things_are_too() -> None:
 )
 def test_an_unknown_soc_leaves_no_gap(soc: str, emulator: bool, said: str) -> None:
     assert soc_label(soc, emulator=emulator) == said
+
+
+def test_a_virtual_device_runs_programs_of_others_on_the_cpu_of_its_host() -> None:
+    label = soc_label("SM8650", emulator=True, runtime="llama.cpp")
+    assert label == "host CPU of a virtual SM8650"
+    assert soc_label("SM8650", emulator=False, runtime="llama.cpp") == "SM8650"
+    assert "HTP" not in emulator_notice(["llama.cpp"])
+    assert "CPU" not in emulator_notice(["genie", "graph"])
+    assert "HTP emulator or on the host's CPU" in emulator_notice(["genie", "llama.cpp"])

@@ -208,3 +208,21 @@ def test_thirty_nights_of_another_tool_are_a_row_for_each_test(tmp_path: Path) -
     assert len(printed.splitlines()) < 20
     assert "nchecked" not in printed
     assert "Hexagon" not in html_file.render(whole, START)
+
+
+def test_llama_cpp_beside_genie_on_a_virtual_device_is_not_the_emulator() -> None:
+    genie, _ = _emulated()
+    ours = changed(
+        genie,
+        container__target="",
+        workload__runner="llama-bench",
+        workload__sampler={"runtime": "llama.cpp"},
+    )
+    both, alone = composed([genie, ours]), composed([ours])
+    assert [section.title for section in both.sections] == ["on the emulator and the host CPU"]
+    assert [section.title for section in alone.sections] == ["on the host CPU"]
+    assert "emulator" not in _printed(alone, 100).lower()
+    # The device itself is virtual still.
+    assert '<span>tiny_llama <i class="chip">host CPU</i>' in html_file.render(alone, START)
+    emulated = html_file.render(composed([genie]), START)
+    assert '<span>tiny_llama <i class="chip">emulator</i>' in emulated

@@ -30,7 +30,7 @@ def _by_case(digits: str, end: str = "") -> str:
 
 @dataclass(frozen=True)
 class _Cut:
-    """How a text is cut before its pieces are merged.
+    """Cuts of a text, before its pieces are merged.
 
     Attributes:
         patterns: each cuts the pieces of the one before it.

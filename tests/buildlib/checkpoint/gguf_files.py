@@ -116,4 +116,5 @@ def _converted(
             values = values.swapaxes(1, 2).reshape(shape)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values + np.float32(1)
-        yield names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values)
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        yield str(theirs), np.ascontiguousarray(values)

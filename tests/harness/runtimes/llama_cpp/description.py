@@ -10,16 +10,10 @@ from tools import llama_cpp
 
 def describe(path: Path, **more: object) -> Path:
     """Write a description beside `tiny.gguf`."""
-    build = llama_cpp.FOLDER
     content = {
-        "runtime": "llama.cpp",
-        "model": "tiny.gguf",
-        "build": {"x86_64": str(build)},
+        **llama_cpp.describe("tiny.gguf"),
         "tokenizer": str(tiny_llama.folder() / "tokenizer.json"),
         "context_length": 192,
-        "threads": 1,
-        "files": {f"glibc/{file.name}": str(file) for file in (build / "glibc").glob("*")},
-        "environment": {"LD_LIBRARY_PATH": "glibc:."},
         **more,
     }
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
