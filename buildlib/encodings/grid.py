@@ -160,12 +160,18 @@ class Layout:
 
 
 def activation_grid(encoding: Encoding) -> Grid:
-    """Return the unsigned grid of an activation; its zero point is the negated offset."""
+    """Return the grid of an activation: unsigned, with the negated offset as its zero point.
+
+    A symmetric one of 16 bits is signed. HTP multiplies by an int16 operand with all of its bits,
+    and takes the upper eight of a uint16 one (seen with QNN 2.51; `convert_operands`).
+    """
     if encoding.dtype != "INT" or encoding.enc_type != "PER_TENSOR":
         raise EncodingsError(encoding.name, "an activation must be INT and PER_TENSOR")
     if encoding.bw not in ACTIVATION_BITS:
         raise EncodingsError(encoding.name, f"{encoding.bw} bits; activations have 8 or 16")
     zero_point = tuple(-offset for offset in encoding.offset)
+    if encoding.is_sym and zero_point == (1 << 15,):
+        return Grid(_SIGNED[16].numpy(), encoding.scale, (0,))
     return Grid(_UNSIGNED[encoding.bw].numpy(), encoding.scale, zero_point)
 
 

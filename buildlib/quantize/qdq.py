@@ -28,7 +28,11 @@ from buildlib.quantize.grids import (
     moved_inputs,
     parameter_uses,
 )
-from buildlib.quantize.htp_operands import convert_widths, rewrite_block_gemms
+from buildlib.quantize.htp_operands import (
+    convert_operands,
+    convert_widths,
+    rewrite_block_gemms,
+)
 from buildlib.quantize.weight_file import SharedWeights, WeightFile, WeightStore
 
 SIGNAL, NOISE = "__signal", "__noise"
@@ -106,6 +110,7 @@ class QdqPass(Pass):
         grids = activation_grids(model.graph, encodings)
         transposed = rewrite_block_gemms(model.graph, encodings, grids)
         convert_widths(model.graph, encodings, grids)
+        convert_operands(model.graph, grids)
         uses = parameter_uses(model.graph, encodings, grids, transposed)
         rewriter = QdqRewriter(model.graph, grids, self.weights)
         rewriter.quantize_parameters(uses)

@@ -1,19 +1,25 @@
 """Compiled graphs on the HTP emulator agree with quantized ONNX on the CPU."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
+import onnx.helper as oh
 import pytest
 
 from buildlib.checkpoint.config import load_config
 from buildlib.encodings.files import load_encodings
+from buildlib.encodings.grid import activation_grid
+from buildlib.encodings.model import Encodings, asymmetric_encoding
 from buildlib.errors import RunnerDiedError
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.child import BrokenFrameError, read_frame, write_frame
-from buildlib.numerics.emulator import emulator_chains
+from buildlib.numerics.divergence import sqnr_db
+from buildlib.numerics.emulator import EmulatedPart, EmulatorProcess, emulator_chains
 from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.arcl import convert_arcl
@@ -54,6 +60,42 @@ def test_compiled_graphs_are_the_quantized_ones(tiny_export: Path, tmp_path: Pat
         process.kill()
         with pytest.raises(RunnerDiedError, match="exit status -9"):
             emulated.feed([1])
+
+
+@pytest.mark.needs("libatomic1")
+def test_a_product_has_all_bits_of_both_operands(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    data, other = rng.normal(size=(1, 1, 32, 64)), rng.normal(size=(1, 1, 64, 128))
+    data[..., 0] /= 60
+    other[:, :, 0] *= 60  # a large channel, as keys have
+    values = {"a": data, "b": other, "y": data @ other}
+    ports = [
+        oh.make_tensor_value_info(name, onnx.TensorProto.FLOAT, one.shape)
+        for name, one in values.items()
+    ]
+    graph = oh.make_graph([oh.make_node("MatMul", ["a", "b"], ["y"])], "g", ports[:2], ports[2:])
+    model = oh.make_model(graph, opset_imports=[oh.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, tmp_path / "float.onnx")
+    encodings = {
+        name: asymmetric_encoding(name, one.min(), one.max(), 16) for name, one in values.items()
+    }
+    whole = Encodings(activation_encodings=tuple(encodings.values()))
+    toolchain, target = OrtQnnToolchain(), parse_target("SM8750:emulator")
+    qdq = apply_encodings(tmp_path / "float.onnx", whole, tmp_path / "qdq.onnx")
+    toolchain.convert(qdq, tmp_path / "y.dlc", target)
+    info = toolchain.compile(
+        [tmp_path / "y.dlc"], tmp_path / "y.bin", CompileConfig.for_target(target)
+    )
+    process = EmulatorProcess(
+        [(tmp_path / "y.bin", info.graphs[0].name)], target.soc.soc_model, 120.0
+    )
+    part, grids = (
+        EmulatedPart(process, 0, info.graphs[0]),
+        {n: activation_grid(e) for n, e in encodings.items()},
+    )
+    with contextlib.closing(part):
+        found = part.run({name: grids[name].quantize(values[name]) for name in "ab"})
+    assert sqnr_db(values["y"], grids["y"].dequantize(found["y"])) > 40  # 9 with 8 bits of `b`
 
 
 def test_frames_survive_the_pipe_and_junk_is_refused() -> None:
