@@ -118,7 +118,9 @@ def test_requested_bits_are_used(
     assert names["model.layers.0.mlp.up_proj.weight"].bw == bits.param_bitwidth
     quantized = apply_encodings(path, found, tmp_path / "q.onnx")
     assert read_ports(quantized).outputs["logits"].dtype == f"uint{bits.act_bitwidth}"
-    assert read_ports(quantized).inputs["past_value_0_in"].dtype == ("uint8" if kv_bits == 8 else "int16")
+    assert read_ports(quantized).inputs["past_value_0_in"].dtype == (
+        "uint8" if kv_bits == 8 else "int16"
+    )
     with HostLoop({16: [OnnxRunner(quantized)]}, config) as loop:
         assert np.isfinite(loop.feed(WINDOWS[0][:16])).all()
 
