@@ -103,7 +103,8 @@ def write_prefix(
 def _cache_grid(name: str, encodings: Mapping[str, Encoding]) -> Grid:
     encoding = encodings.get(name)
     grid = None if encoding is None or encoding.dtype != "INT" else activation_grid(encoding)
-    if grid is None or grid.zero_point != (1 << (grid.bits - 1),):
-        reason = "forecast prefixes need caches of unsigned integers around the middle"
+    low, high = (0, 0) if grid is None else grid.limits
+    if grid is None or grid.zero_point != ((low + high + 1) // 2,):
+        reason = "forecast prefixes need caches of integers around the middle"
         raise EncodingsError(name, reason)
     return grid

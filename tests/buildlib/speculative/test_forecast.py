@@ -129,8 +129,9 @@ def test_the_prefix_lies_on_the_grids_of_the_caches(
     layers, heads, dim, tokens = config.num_hidden_layers, 2, 12, 4
     assert struct.unpack_from("<IIHHHH", data) == (2 * layers, 0xC0DE, 0, heads, dim, tokens)
     scales = struct.unpack(f"<{2 * layers}d", data[-16 * layers :])
-    body = np.frombuffer(data, f"uint{bits}", offset=16, count=2 * layers * heads * dim * tokens)
-    caches = body.reshape(2 * layers, -1).astype(np.float32) - half
+    kind, middle = ("uint8", half) if bits == 8 else ("int16", 0)
+    body = np.frombuffer(data, kind, offset=16, count=2 * layers * heads * dim * tokens)
+    caches = body.reshape(2 * layers, -1).astype(np.float32) - middle
     key = caches[1].reshape(heads, dim, tokens) * scales[1]
     value = caches[layers + 1].reshape(heads, tokens, dim) * scales[layers + 1]
     for found, given, scale in (
