@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from buildlib.builder.model_folder import load_factors
 from buildlib.cache.records import read_files, read_info
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.container.container import GenAIContainer
@@ -178,17 +179,21 @@ def _weights(root: Path, name: str, sha256: str) -> Iterator[tuple[str, str, Ope
 def _float_weights(converted: Path) -> Callable[[str], npt.NDArray[np.float32] | None]:
     """Return a function that gives the float weight of quantized integers by their name.
 
-    It is that of the model before its weights were optimized for quantization, unless they were
-    rotated.
+    It is that of the model before its weights were optimized for quantization, but rescaled and
+    rotated as they were.
     """
     folder = entry_beside(converted, read_files(converted).sources[0]).folder
+    factors = load_factors(folder)
     while not (
         folder.name.startswith("optimize_") and "spinquant" in str(read_info(folder).config)
     ):
+        factors = factors or load_factors(folder)
         try:
             folder = entry_beside(folder, read_files(folder).sources[0]).folder
         except CacheError:  # the first stage read the user's files
             break
+    else:
+        factors = {}  # the weights have them
     values = load_model(folder / MODEL_FILE).graph.initializers
 
     def find(name: str) -> npt.NDArray[np.float32] | None:
@@ -196,7 +201,7 @@ def _float_weights(converted: Path) -> Callable[[str], npt.NDArray[np.float32] |
         value = None if parts is None else values.get(parts[1])
         if parts is None or value is None or value.const_value is None:
             return None
-        whole = _numpy(value)
+        whole = _numpy(value) * factors.get(parts[1], np.float32(1.0))
         return whole if parts[2] is None else whole[int(parts[2]) : int(parts[3])]
 
     return find

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from buildlib.builder.model_folder import load_factors
 from buildlib.builder.options import MhaConfig, SplitModelConfig
 from buildlib.builder.parts import Part
 from buildlib.builder.stage import CachedStage
@@ -34,7 +35,7 @@ from buildlib.cache.records import EntryInfo, read_files, read_info
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import is_dlc
 from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG, TOKENIZER
-from buildlib.container.manifest import GENIE_CONTRACT
+from buildlib.container.manifest import GENIE_CONTRACT, RESCALED
 from buildlib.container.op_packages import registrations
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.errors import CacheError, ContainerError, InputFileError, InvalidOptionError
@@ -44,6 +45,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.passes.mha2sha import whole_name
 from buildlib.paths import default_cache_root, user_path
 from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.techniques.base import Factors
 from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import BinaryInfo, GraphPorts, OpPackageLibrary, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
@@ -330,6 +332,21 @@ def _no_packages(target: Target) -> str:
 
 def _cache_root(given: str | os.PathLike[str] | None) -> Path:
     return default_cache_root() if given is None else user_path(given)
+
+
+def factors_of(container: GenAIContainer, cache_root: Path | None = None) -> Factors:
+    """Return what constants of a container's model were multiplied with before quantization.
+
+    Raises:
+        CacheError: the cache does not have what the container was made of.
+    """
+    if RESCALED not in container.metadata.model.quantization:
+        return {}
+    name = container.genie_config.ctx_bins[0]
+    folder = compiled_from(_cache_root(cache_root), name, container.metadata.files[name].sha256)[0]
+    while not (factors := load_factors(folder)):
+        folder = entry_beside(folder, read_files(folder).sources[0]).folder
+    return factors
 
 
 def compiled_from(root: Path, name: str, sha256: str) -> list[Path]:

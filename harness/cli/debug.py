@@ -11,6 +11,7 @@ from rich.text import Text
 
 from buildlib.container.container import GenAIContainer
 from buildlib.graph.shape import GraphShape
+from buildlib.replay import factors_of
 from buildlib.speculative.agreement import bound_lookahead, bound_turns
 from buildlib.speculative.kv_trace import Commit, GraphCall, find_commits, trace_dialog
 from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json
@@ -105,7 +106,9 @@ def tensor(
     Example: qnnfarm debug tensor CONTAINER_DIR --reference CHECKPOINT_DIR
     """
     model = open_model(container_dir, "graph")
-    float_model = FloatReference(reference, GraphShape(max(model.info.ars), model.info.cl))
+    factors = factors_of(GenAIContainer.load(container_dir), cache)
+    shape = GraphShape(max(model.info.ars), model.info.cl)
+    float_model = FloatReference(reference, shape, factors)
     selection = float_model.select(names or ())
     request = GenerationRequest(step + 1, prompt=prompt)
     if selection:

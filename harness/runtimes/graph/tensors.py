@@ -30,6 +30,8 @@ from buildlib.numerics.divergence import sqnr_db
 from buildlib.numerics.host_loop import HostLoop, feed_window
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.mha2sha import whole_name
+from buildlib.quantize.techniques.base import Factors
+from buildlib.quantize.techniques.scaling import write_scaled
 from buildlib.validation import first_fault
 from harness.errors import RuntimeOutputError, WrongUseError
 
@@ -136,10 +138,14 @@ class Deviation:
 
 
 class FloatReference:
-    """A checkpoint in float on this host, with access to each of its values."""
+    """A checkpoint in float on this host, with access to each of its values.
 
-    def __init__(self, checkpoint: Path, shape: GraphShape) -> None:
-        self._folder = checkpoint
+    Args:
+        factors: of its constants by name, as `buildlib.replay.factors_of` gives them.
+    """
+
+    def __init__(self, checkpoint: Path, shape: GraphShape, factors: Factors | None = None) -> None:
+        self._factors = factors
         self._checkpoint = Checkpoint.load(checkpoint)
         self._shape = shape
         self._axes = _find_axes(self._checkpoint, shape.cl)
@@ -209,6 +215,10 @@ class FloatReference:
             inner_values = (value for node in model.graph for value in node.outputs)
             model.graph.outputs.extend(v for v in inner_values if v.name in calls and v not in own)
             path = save_model(model, Path(folder) / MODEL_FILE)
+            if self._factors:
+                scaled = Path(folder) / "scaled"
+                scaled.mkdir()
+                path = write_scaled(path, self._factors, scaled)
             config = self._checkpoint.config
             with HostLoop({shape.ar: [OnnxRunner(path)]}, config, on_outputs=keep) as loop:
                 for _ in feed_window(loop, tokens):

@@ -196,7 +196,7 @@ def test_the_answers_of_a_server_become_errors() -> None:
 
     answers = {
         "host:connect:a:1": text("failed to authenticate to a:1"),
-        "host:connect:b:1": text("already connected to b:1"),
+        "host:connect:b:1": text("connected to b:1"),
         "host-serial:b:1:get-state": b"FAIL0013device unauthorized",
         "host:connect:c:1": text("connected to c:1"),
         "host-serial:c:1:get-state": text("device"),
