@@ -87,7 +87,7 @@ def calibrate_adapters(
     def observe(name: str, strength: float) -> dict[str, Range]:
         constants = {**adapters.tensors(name), alpha_name: np.array([strength], np.float32)}
         return observe_ranges(
-            model_path, config, token_windows, constants=constants, choice=choice
+            model_path, config, token_windows, constants=constants, choice=choice, narrow=False
         ).ranges()
 
     base = observe(adapters.names[0], 0.0)

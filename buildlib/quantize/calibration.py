@@ -9,6 +9,7 @@ segment. Ranges of fixed inputs and of bounded functions need no text.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,15 @@ from buildlib.numerics.segment_loop import Hidden, SegmentLoop
 from buildlib.quantize.options import RangeName
 
 Range = tuple[float, float]
+Rows = npt.NDArray[np.float32]
 _BINS = 2048
 _SATURATING = 1e-4
 _PARTS = np.linspace(1.0, 0.1, 46)
 _WINDOW_TOKENS, _TOKENS, _MOST_WINDOWS = 2048, 2048, 8
-_LOW, _HIGH = "__low", "__high"
+_LOW, _HIGH, _ROWS = "__low", "__high", "__rows"
+_PEAKS, _STRIDE = 4, 8  # tokens of a call that are kept: the largest, and every eighth
+_STEPS = (1 << 16) - 1
+_EPSILON, _SMALL_ERROR, _HALVES = 1e-12, 1e-6, 16
 _INPUTS: dict[str, Range] = {
     interface.ATTENTION_MASK: (interface.MASKED, 0.0),
     **dict.fromkeys(interface.ROTATIONS, (-1.0, 1.0)),
@@ -124,12 +129,39 @@ def range_choice(name: RangeName, bits: int, kv_bits: int) -> RangeChoice | None
     return RangeChoice(ESTIMATORS[name], bits, kv_bits) if name in ESTIMATORS else None
 
 
-@dataclass
 class RangeObserver:
-    """The smallest and largest value of each activation over all observed calls."""
+    """The range of each activation over all observed calls.
 
-    low: dict[str, float] = field(default_factory=dict)
-    high: dict[str, float] = field(default_factory=dict)
+    It is the whole range, but for hidden states that norms read. Models keep a massive number in a
+    channel of a few tokens there, 100,000 beside medians of 1 (Sun et al., "Massive Activations in
+    Large Language Models", 2024), and a grid that reached it would leave the others a few steps. A
+    norm divides each token by its own size, so that little follows from how massive the number is:
+    what counts is the error of the normalised token, and the range is the widest of no more than
+    twice the least one.
+
+    Attributes:
+        low: the smallest value of each activation, by name.
+        high: the largest.
+    """
+
+    def __init__(self) -> None:
+        self.low: dict[str, float] = {}
+        self.high: dict[str, float] = {}
+        self._rows: dict[str, list[Rows]] = {}
+        self._sums: dict[str, tuple[str, ...]] = {}
+        self._moved: dict[str, str] = {}
+        self._bounds: dict[str, float] = {}
+
+    def add_outputs(self, model: ir.Model) -> None:
+        """Add to a whole float model, or a part of one, the outputs that `observe` takes in."""
+        graph = model.graph
+        hidden, self._sums = _hidden_states(graph)
+        self._moved = _moved_hidden_states(graph)
+        add_range_outputs(model)
+        for value in hidden:
+            output = ir.val(f"{value.name}{_ROWS}", ir.DataType.FLOAT, value.shape)
+            graph.append(ir.node("Identity", [value], outputs=[output]))
+            graph.outputs.append(output)
 
     def observe(self, outputs: Arrays, n_tokens: int) -> None:
         """Take in the outputs of one call of an instrumented model."""
@@ -141,10 +173,99 @@ class RangeObserver:
             elif name.endswith(_HIGH):
                 key = name.removesuffix(_HIGH)
                 self.high[key] = max(self.high.get(key, -np.inf), float(array))
+            elif name.endswith(_ROWS):
+                rows = array.reshape(-1, array.shape[-1])
+                most = np.argsort(np.abs(rows).max(axis=1))[-_PEAKS:]
+                kept = np.unique(np.concatenate([most, np.arange(0, len(rows), _STRIDE)]))
+                self._rows.setdefault(name.removesuffix(_ROWS), []).append(rows[kept])
+
+    def narrow(self) -> None:
+        """Narrow the ranges of hidden states that were observed since the last call."""
+        for name, kept in self._rows.items():
+            whole = (self.low[name], self.high[name])
+            low, high = _normalised_range(np.concatenate(kept), whole)
+            if (low, high) != whole:
+                self._bounds[name] = max(-low, high)
+                self._clip(name, low, high)
+        for total, addends in self._sums.items():
+            # What is taken away later must be no more than what was kept.
+            bounds = [self._bounds[name] for name in (total, *addends) if name in self._bounds]
+            for name in addends:
+                if bounds and name not in self._bounds and name in self.low:
+                    self._clip(name, -max(bounds), max(bounds))
+        self._rows, self._sums = {}, {}
+
+    def _clip(self, name: str, low: float, high: float) -> None:
+        while name in self.low:
+            self.low[name] = max(self.low[name], low)
+            self.high[name] = min(self.high[name], high)
+            name = self._moved.get(name, "")
 
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Return (smallest, largest) by name."""
         return {name: (low, self.high[name]) for name, low in self.low.items()}
+
+
+def _normalised_range(rows: Rows, whole: Range) -> Range:
+    """Return the widest range that gives normalised tokens at most twice the least error."""
+    low, high = min(whole[0], 0.0), max(whole[1], 0.0)
+    rms = np.sqrt(np.square(rows).mean(axis=1, keepdims=True) + _EPSILON)
+
+    def error(low: float, high: float) -> float:
+        step = max(high - low, _EPSILON) / _STEPS
+        values = np.rint((np.clip(rows, low, high) - low) / step) * step + low
+        own = np.sqrt(np.square(values).mean(axis=1, keepdims=True) + _EPSILON)
+        return float(np.square(values / own - rows / rms).mean())
+
+    if error(low, high) < _SMALL_ERROR:
+        return whole
+    for _ in range(2):
+        high = _widest(high, partial(error, low))
+        low = _widest(low, partial(error, high=high))
+    return low, high
+
+
+def _widest(end: float, error: Callable[[float], float]) -> float:
+    """Return the largest of an end and its halves that has at most twice the least error."""
+    ends, errors = [end], [error(end)]
+    while errors[-1] <= 4 * min(errors) and len(ends) < _HALVES:
+        ends.append(ends[-1] / 2)
+        errors.append(error(ends[-1]))
+    return next(one for one, own in zip(ends, errors, strict=True) if own <= 2 * min(errors))
+
+
+def _hidden_states(graph: ir.Graph) -> tuple[list[ir.Value], dict[str, tuple[str, ...]]]:
+    """Return hidden states [1, AR, hidden] that norms read, and the addends of those that are sums.
+
+    The norm of a sum may stand in another part of the model.
+    """
+    hidden: dict[ir.Value, None] = {}
+    sums: dict[str, tuple[str, ...]] = {}
+    for node in graph:
+        inputs = [value for value in node.inputs if value is not None]
+        shape = static_shape(node.outputs[0])
+        if shape is None or len(shape) != 3 or any(not is_real(value) for value in inputs):
+            continue
+        if node.op_type == "Add" and all(static_shape(value) == shape for value in inputs):
+            hidden[node.outputs[0]] = None
+            sums[str(node.outputs[0].name)] = tuple(
+                str(value.name) for value in inputs if not is_parameter(value)
+            )
+        elif node.op_type == "RMSNormalization" and inputs[0].producer() is not None:
+            hidden[inputs[0]] = None
+    return list(hidden), sums
+
+
+def _moved_hidden_states(graph: ir.Graph) -> dict[str, str]:
+    """Return the value that each reshaped hidden state [1, AR, hidden] is made of, by name."""
+    return {
+        str(node.outputs[0].name): str(node.inputs[0].name)
+        for node in graph
+        if node.op_type == "Reshape"
+        and node.inputs[0] is not None
+        and node.inputs[0].producer() is not None
+        and len(static_shape(node.outputs[0]) or ()) == 3
+    }
 
 
 def instrument_ranges(model_path: Path, out_path: Path) -> Path:
@@ -228,6 +349,7 @@ def observe_ranges(
     *,
     constants: Arrays | None = None,
     choice: RangeChoice | None = None,
+    narrow: bool = True,
 ) -> RangeObserver:
     """Run text through a whole model and return the observed ranges of its activations.
 
@@ -240,6 +362,7 @@ def observe_ranges(
         token_windows: text in tokens, each window at most the context length.
         progress: called with (windows that went through a segment, such in all).
         choice: takes narrower ranges than the whole ones; each segment runs twice for it.
+        narrow: leave massive numbers in hidden states out of their ranges.
     """
     ranges = RangeObserver()
     with SegmentLoop(model_path, config, token_windows, constants=constants) as loop:
@@ -258,9 +381,10 @@ def observe_ranges(
                 index,
                 before,
                 on_outputs=ranges.observe,
-                change=add_range_outputs,
+                change=ranges.add_outputs if narrow else add_range_outputs,
                 on_window=count,
             )
+            ranges.narrow()
             if choice is not None:
                 _narrow(loop, index, before, ranges, choice)
     return ranges

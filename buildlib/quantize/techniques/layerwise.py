@@ -26,7 +26,7 @@ from buildlib.numerics.runners import Arrays
 from buildlib.numerics.segment_loop import Hidden, SegmentLoop
 from buildlib.passes.steps import cut_into_steps
 from buildlib.quantize.bitwidths import WeightFormat
-from buildlib.quantize.calibration import Range, RangeObserver, add_range_outputs
+from buildlib.quantize.calibration import Range, RangeObserver
 from buildlib.quantize.grids import ParameterUse, channel_axis, head_weights
 from buildlib.quantize.recipe import check_blocks, matrix_uses, weight_format
 from buildlib.quantize.techniques.base import FloatModel
@@ -301,6 +301,7 @@ class _LayerWork:
     def embed(self) -> Hidden:
         """Return the outputs of the embedding for all windows."""
         hidden = self._loop.run(0, None, **self._observing())
+        self._observed.narrow()
         assert hidden is not None  # noqa: S101  (only the head has no border after it)
         return hidden
 
@@ -310,6 +311,7 @@ class _LayerWork:
         with SegmentLoop(self._model.path, self._model.config, windows) as loop:
             head = seen[: self._n_observed]
             loop.run(loop.n_segments - 1, head, **self._observing())
+        self._observed.narrow()
         return self._observed.ranges()
 
     def _observing(self) -> dict[str, Any]:
@@ -322,7 +324,7 @@ class _LayerWork:
 
         if not self._n_observed:
             return {}
-        return {"on_outputs": observe, "change": add_range_outputs}
+        return {"on_outputs": observe, "change": self._observed.add_outputs}
 
     def quantize(self, index: int, real: Hidden, seen: Hidden) -> tuple[Hidden, Hidden]:
         """Quantize the weights of a segment; return the borders after it, in float and as seen."""
@@ -381,6 +383,7 @@ class _LayerWork:
         outputs = {}
         if len(first.graph):
             outputs = self._loop.run_step(first, values, **self._observing())
+            self._observed.narrow()
         needed_names = {str(value.name) for step in rest for value in step.graph.inputs}
         return {name: value for name, value in values.items() if name in needed_names} | outputs
 

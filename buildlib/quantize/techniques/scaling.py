@@ -31,7 +31,7 @@ from buildlib.numerics.runners import Arrays, OnnxRunner
 from buildlib.numerics.segment_loop import SegmentLoop
 from buildlib.passes.split import extract_nodes
 from buildlib.quantize.bitwidths import Bitwidths
-from buildlib.quantize.calibration import RangeObserver, add_range_outputs
+from buildlib.quantize.calibration import RangeObserver
 from buildlib.quantize.grids import channel_axis
 from buildlib.quantize.recipe import matrix_uses, weight_format
 from buildlib.quantize.techniques.base import Factors, FloatModel
@@ -99,13 +99,12 @@ class Scaling:
         with SegmentLoop(model.path, model.config, model.token_windows) as loop:
             hidden = None
             for index in range(loop.n_segments):
-                layer = _ScaledLayer(loop.segment(index), free, model.bits, folder)
+                layer = _ScaledLayer(loop.segment(index), ranges, free, model.bits, folder)
                 hidden = loop.run(index, hidden, on_outputs=layer.observe, change=layer.add_outputs)
+                ranges.narrow()
                 layer.choose()
                 factors.append(layer.factors)
                 changed |= layer.names
-                ranges.low |= layer.ranges.low
-                ranges.high |= layer.ranges.high
                 if progress is not None:
                     progress(index + 1, loop.n_segments)
         path = write_scaled(model.path, multiplied(*factors), folder)
@@ -123,22 +122,27 @@ class _ScaledLayer:
     """A segment of a model while text runs through it: what its values reach, and then factors.
 
     Attributes:
-        ranges: of its activations; after `choose` those of the rescaled layer.
         factors: of its constants and caches.
         names: of the activations that change.
     """
 
     def __init__(
-        self, segment: ir.Model, free: Collection[str], bits: Bitwidths, folder: Path
+        self,
+        segment: ir.Model,
+        ranges: RangeObserver,
+        free: Collection[str],
+        bits: Bitwidths,
+        folder: Path,
     ) -> None:
         """Find what can be rescaled.
 
         Args:
+            ranges: gets those of its activations; after `choose` those of the rescaled layer.
             free: names of the constants that may change.
             bits: of weights, and of keys and values.
             folder: for copies of layouts.
         """
-        self.ranges = RangeObserver()
+        self._ranges = ranges
         self.factors: dict[str, Array] = {}
         self._uses = {use.name: use for use in matrix_uses(segment.graph)}
         self._bits = bits
@@ -154,12 +158,12 @@ class _ScaledLayer:
         graph = segment.graph
         outputs, names = set(graph.outputs), self.names | self._attention
         values = [value for node in graph for value in node.outputs]
-        add_range_outputs(segment)
+        self._ranges.add_outputs(segment)
         graph.outputs.extend(v for v in values if v.name in names and v not in outputs)
 
     def observe(self, outputs: Arrays, n_tokens: int) -> None:
         """Take in the outputs of one call."""
-        self.ranges.observe(outputs, n_tokens)
+        self._ranges.observe(outputs, n_tokens)
         for name in self.names:
             values = outputs[name]
             low, high = self._extremes.get(name, (values, values))
@@ -188,8 +192,8 @@ class _ScaledLayer:
             between = multiplied(between, values)
         for name, factor in between.items():
             low, high = self._extremes[name]
-            self.ranges.low[name] = float((low * factor).min())
-            self.ranges.high[name] = float((high * factor).max())
+            self._ranges.low[name] = float((low * factor).min())
+            self._ranges.high[name] = float((high * factor).max())
 
     def _best_power(self, exchange: "_Exchange", sizes: Array) -> float:
         """Return the power of the sizes of values at which output projections lose least.

@@ -65,8 +65,30 @@ def test_channels_of_a_bias_alone_keep_it(outlier_model: Path, tmp_path: Path) -
 def test_activations_are_as_bad_as_real_ones(outlier_model: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint.load(outlier_model)
     model = export_onnx(checkpoint, SHAPE, tmp_path)
-    observer = observe_ranges(model, checkpoint.config, [text_tokens(192)])
+    observer = observe_ranges(model, checkpoint.config, [text_tokens(192)], narrow=False)
     ranges = observer.ranges()
     for layer in range(checkpoint.config.num_hidden_layers):
         assert max(map(abs, ranges[interface.past_key(layer, "out")])) >= outlier_llama.KEY_BIAS
         assert ranges[f"layer_{layer}_output"][1] == pytest.approx(outlier_llama.MASSIVE, rel=0.01)
+
+
+def test_ranges_leave_massive_numbers_of_hidden_states_out(
+    outlier_model: Path, tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint.load(outlier_model)
+    model = export_onnx(checkpoint, SHAPE, tmp_path)
+    found = observe_ranges(model, checkpoint.config, [text_tokens(192)]).ranges()
+    whole = observe_ranges(model, checkpoint.config, [text_tokens(192)], narrow=False).ranges()
+    hidden = {name for name in found if found[name] != whole[name]}
+    layers = range(checkpoint.config.num_hidden_layers)
+    assert hidden >= {f"layer_{layer}_output" for layer in layers}
+    assert hidden >= {f"layer_0_{name}" for name in ("mlp_output", "down_proj")}
+    assert max(found[name][1] for name in hidden) <= outlier_llama.MASSIVE / 4
+
+
+def test_ranges_of_the_plain_model_are_whole(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.load(tiny_llama.folder())
+    model = export_onnx(checkpoint, SHAPE, tmp_path)
+    found = observe_ranges(model, checkpoint.config, [text_tokens(192)])
+    whole = observe_ranges(model, checkpoint.config, [text_tokens(192)], narrow=False)
+    assert found.ranges() == whole.ranges()
