@@ -13,6 +13,7 @@
       InputFileError
       CacheError
       VerificationFailedError
+      LossTooLargeError
 
 `str(error)` is one line for the user: the fault, its place, and the way out. A `ModelWarning` is
 such a line about a model that is built or run all the same.
@@ -151,6 +152,17 @@ class CacheError(BuildError):
     path: str
     reason: str
     template = "cache {path}: {reason}"
+
+
+class LossTooLargeError(BuildError):
+    """Quantization costs a model more than the user's bound."""
+
+    exit_code = 1
+    model: str
+    loss: str
+    bound: float
+    advice: str
+    template = "{model} loses more than max_kl={bound:g}: {loss}{advice}"
 
 
 class VerificationFailedError(BuildError):

@@ -176,6 +176,7 @@ class GenAIBuilderHTP:
     embedding_datatype = _Option[EmbedDatatype]()
     skip_ar_conversion = _Option[bool]()
     op_packages = _Option[Sequence[OpPackage]]()
+    max_kl = _Option[float | None]()
     max_workers = _Option[int | None]()
 
     def __init__(
@@ -404,6 +405,7 @@ class GenAIBuilderHTP:
             ("skip_ar_conversion", self.skip_ar_conversion),
             ("attach_model_for_arn", self._attached),
             ("op_packages", self.op_packages),
+            ("max_kl", self.max_kl),
         ):
             if value:
                 raise InvalidOptionError(key, "a text encoder has none; leave it out", ())

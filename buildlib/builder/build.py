@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 
+from buildlib.builder.model_folder import check_loss
 from buildlib.builder.model_place import hub_origin
 from buildlib.builder.options import SplitModelConfig
 from buildlib.builder.parts import Part, all_parts
@@ -259,6 +260,7 @@ class Build:
         canonical = {s: self._add_canonical(graph, s, inputs[s]) for s in inputs}
         graph.run()
         watch.check(reread=True)
+        check_loss(canonical[self.sources.main][-1].folder, self.name, plan.options.max_kl)
         if plan.keeps_shape:
             plan = plan.at(self._own_shapes(canonical))
         models = {s: self._add_additions(graph, s, canonical[s], inputs[s]) for s in inputs}
@@ -278,6 +280,8 @@ class Build:
     ) -> tuple[CacheEntry, ...]:
         """Bring one source into canonical form, the last version with encodings for all of it."""
         additions, quantization = self.plan.additions, self.plan.options.quantization
+        if self.plan.contract == MLLM_CONTRACT and quantization.kv_bitwidth is None:
+            quantization = quantization.model_copy(update={"kv_bitwidth": 8})
         shape = self._shape_for(source)
         match source:
             case OnnxSource(canonical=CacheEntry() as made):
@@ -295,7 +299,8 @@ class Build:
         optimize = OptimizeWeights(versions[-1], source, quantization)
         if optimize.steps and source.calibration_text is not None:
             versions.append(graph.add(optimize, source))
-        versions.append(graph.add(CompleteEncodings(versions[-1], source, quantization), source))
+        complete = CompleteEncodings(versions[-1], source, quantization, versions[0])
+        versions.append(graph.add(complete, source))
         return tuple(versions)
 
     def _add_additions(

@@ -68,6 +68,8 @@ class BuildOptions(BaseModel):
         skip_ar_conversion: keep the AR of the model, at every context length.
             `arn_cl_options.skip_ar_cl_conversion` keeps its context length too.
         op_packages: libraries with operations of your own, which the container takes along.
+        max_kl: refuse a quantization whose KL divergence from the model in float, on the
+            calibration text, is above so many nats.
         max_workers: parts built at once; by default as many as there are cores and memory for.
     """
 
@@ -84,6 +86,7 @@ class BuildOptions(BaseModel):
     embedding_datatype: EmbedDatatype = "uint16"
     skip_ar_conversion: bool = False
     op_packages: tuple[OpPackage, ...] = ()
+    max_kl: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_workers: PositiveInt | None = None
 
     def with_options(

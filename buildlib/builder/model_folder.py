@@ -4,6 +4,7 @@
 """
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,24 +14,29 @@ from safetensors.numpy import load_file, save_file
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tokenizer import text_windows
+from buildlib.container.manifest import LossRecord
+from buildlib.errors import InvalidOptionError, LossTooLargeError, ModelWarning
 from buildlib.files import atomic_write_bytes
 from buildlib.graph import interface
 from buildlib.graph.files import link_into, load_model
 from buildlib.quantize.calibration import Range, window_count, window_length
 from buildlib.quantize.optimization import technique_windows
 from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.sensitivity.loss import LARGE_LOSS
 from buildlib.quantize.techniques.base import Factors
 
 _RANGES_FILE = "ranges.json"
 FACTORS_FILE = "factors.safetensors"
+_LOSS_FILE = "loss.json"
+_LOSS_WINDOWS, _LOSS_TOKENS = 4, 128
+"""Text that tells the loss of a quantization: 512 tokens from four places, each behind bos."""
 
 
 def link_configuration(model_folder: Path, into: Path) -> None:
-    """Link configuration and tokenizer of a model folder into another."""
-    for name in (CONFIG_FILE, TOKENIZER_FILE):
+    """Link configuration and tokenizer of a model folder, and what is known of it, into another."""
+    known = (name for name in (FACTORS_FILE, _LOSS_FILE) if (model_folder / name).is_file())
+    for name in (CONFIG_FILE, TOKENIZER_FILE, *known):
         link_into(model_folder / name, into)
-    if (model_folder / FACTORS_FILE).is_file():
-        link_into(model_folder / FACTORS_FILE, into)
 
 
 def save_factors(folder: Path, factors: Factors) -> None:
@@ -63,6 +69,53 @@ def load_ranges(folder: Path, windows: Sequence[Sequence[int]]) -> Mapping[str, 
     if data["windows"] != [list(window) for window in windows]:
         return None
     return {name: (low, high) for name, (low, high) in data["ranges"].items()}
+
+
+def save_loss(folder: Path, loss: LossRecord) -> None:
+    """Write what the quantization of a model costs."""
+    atomic_write_bytes(folder / _LOSS_FILE, loss.model_dump_json(indent=1).encode())
+
+
+def load_loss(folder: Path) -> LossRecord | None:
+    """Return what the quantization of a model costs; None if that was not measured."""
+    path = folder / _LOSS_FILE
+    return LossRecord.model_validate_json(path.read_bytes()) if path.is_file() else None
+
+
+def check_loss(folder: Path, model: str, max_kl: float | None) -> None:
+    """Warn of a model that its quantization costs much; refuse one that it costs more than asked.
+
+    Args:
+        model: its name.
+        max_kl: bound of the KL divergence from float, in nats; None only warns.
+
+    Raises:
+        LossTooLargeError: the divergence is above the bound.
+        InvalidOptionError: there is a bound, and the loss was not measured.
+    """
+    loss = load_loss(folder)
+    if loss is None and max_kl is not None:
+        raise InvalidOptionError("max_kl", "there is no calibration text to measure it on", ())
+    if loss is None:
+        return
+    advice = "".join(f"; {remark}" for remark in loss.remarks[:1])
+    if max_kl is not None and loss.kl_divergence > max_kl:
+        raise LossTooLargeError(model, str(loss), max_kl, advice)
+    if loss.kl_divergence > LARGE_LOSS:
+        text = f"quantization costs {model} much: {loss}{advice}"
+        warnings.warn(text, ModelWarning, stacklevel=2)
+
+
+def loss_windows(model_folder: Path, text: str | None) -> list[list[int]]:
+    """Cut the part of a calibration text on which the loss is measured: tokens without bos."""
+    shape = interface.model_shape(load_model(model_folder / MODEL_FILE))
+    if text is None or shape is None:
+        return []
+    bos = load_config(model_folder / CONFIG_FILE).bos_token_id
+    length = max(shape.ar, min(_LOSS_TOKENS, shape.cl) // shape.ar * shape.ar)
+    tokenizer = model_folder / TOKENIZER_FILE
+    cut = text_windows(tokenizer, text, length + 1, bos, _LOSS_WINDOWS)
+    return [window[1:] for window in cut]
 
 
 def calibration_windows(

@@ -8,6 +8,7 @@ Format history:
     4: `speculation`, and no `created_at`.
     5: `op_packages`, which the digest of a container that has some covers too.
     6: `contract`, which the digest covers if it is another than Genie's.
+    7: `loss`.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ from buildlib.container.op_packages import OpPackage, registrations
 from buildlib.errors import ContainerError
 from buildlib.validation import first_fault
 
-FORMAT_VERSION: Final = 6
+FORMAT_VERSION: Final = 7
 MAX_NAME: Final = 200
 """Characters of a model's name."""
 GENIE_CONTRACT: Final = "genie"
@@ -168,6 +169,42 @@ class SpeculationRecord(_Part):
         return f"{differ} of {self.prompts} texts differ from plain decoding's"
 
 
+class LossRecord(_Part):
+    """Loss of quantization: the quantized model on this host's CPU beside the model in float.
+
+    Attributes:
+        kl_divergence: mean over the tokens of a part of the calibration text, in nats.
+        top1_agreement: part of the tokens at which both find the same token most probable.
+        perplexity, perplexity_float: of the same tokens.
+        tokens: number of them.
+        kinds: KL divergence of each kind of tensors (weight, key, value, residual, activation)
+            quantized alone; empty where the whole is small.
+        remarks: what the bits do not hold, each a line with its remedy, the greatest loss first.
+        cache_remark: why keys and values have 16 bits, where the build has chosen them.
+    """
+
+    kl_divergence: float
+    top1_agreement: float
+    perplexity: float
+    perplexity_float: float
+    tokens: PositiveInt
+    kinds: Mapping[str, float] = {}
+    remarks: tuple[str, ...] = ()
+    cache_remark: str = ""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """All remarks."""
+        return (*self.remarks, *([self.cache_remark] if self.cache_remark else []))
+
+    def __str__(self) -> str:
+        return (
+            f"KL {self.kl_divergence:.3g} nats from float, top-1 {self.top1_agreement:.1%}, "
+            f"perplexity {self.perplexity_float:,.2f} to {self.perplexity:,.2f} over {self.tokens} "
+            "tokens of the calibration text"
+        )
+
+
 class ContainerMetadata(_Part):
     """`metadata.json`.
 
@@ -180,10 +217,11 @@ class ContainerMetadata(_Part):
             and hashes of all files; equal containers have equal ones, whenever and wherever they
             were built.
         speculation: how the dialog's texts compare; None if they were not compared.
+        loss: of quantization; None if there was no text to measure it on.
         op_packages: libraries that QNN registers before it loads the binaries, by their names here.
     """
 
-    format_version: Literal[2, 3, 4, 5, 6] = FORMAT_VERSION
+    format_version: Literal[2, 3, 4, 5, 6, 7] = FORMAT_VERSION
     container_type: Literal["GenAIContainer"] = "GenAIContainer"
     model: ModelRecord
     graphs: GraphsRecord
@@ -194,6 +232,7 @@ class ContainerMetadata(_Part):
     files: Annotated[Mapping[str, FileRecord], Field(min_length=1)]
     container_sha256: Sha256
     speculation: SpeculationRecord | None = None
+    loss: LossRecord | None = None
     op_packages: tuple[OpPackage, ...] = ()
 
     @model_validator(mode="after")
@@ -315,6 +354,7 @@ def build_metadata(
     options: Mapping[str, Scalar | tuple[Scalar, ...]],
     files: Mapping[str, FileRecord],
     speculation: SpeculationRecord | None = None,
+    loss: LossRecord | None = None,
     op_packages: tuple[OpPackage, ...] = (),
     contract: str = GENIE_CONTRACT,
 ) -> ContainerMetadata:
@@ -334,6 +374,7 @@ def build_metadata(
             sorted_model, graphs, target, files, op_packages, contract
         ),
         speculation=speculation,
+        loss=loss,
         op_packages=op_packages,
     )
 

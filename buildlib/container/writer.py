@@ -21,6 +21,7 @@ from buildlib.container.manifest import (
     GENIE_CONTRACT,
     FileRecord,
     GraphsRecord,
+    LossRecord,
     ModelRecord,
     PartKind,
     Scalar,
@@ -54,6 +55,7 @@ class ContainerContents:
             get, which may lie in sub-folders.
         op_packages: those of the user that the target needs.
         contract: of the graphs.
+        loss: of quantization.
     """
 
     target: Target
@@ -68,6 +70,7 @@ class ContainerContents:
     extras: Mapping[str, ContainerFile] = field(default_factory=dict)
     op_packages: tuple[OpPackage, ...] = ()
     contract: str = GENIE_CONTRACT
+    loss: LossRecord | None = None
 
     @property
     def further_files(self) -> Mapping[str, ContainerFile]:
@@ -110,6 +113,7 @@ def write_container(
             options=draft.options,
             files=files,
             speculation=speculation(scratch),
+            loss=draft.loss,
             op_packages=tuple(package.in_container() for package in draft.op_packages),
             contract=draft.contract,
         )

@@ -28,6 +28,7 @@ from buildlib.graph.values import infer_shapes
 from buildlib.numerics.feeds import CachedCalls, CallInputs
 from buildlib.numerics.runners import Arrays, OnnxRunner
 from buildlib.passes.arcl import ArClConversion
+from buildlib.passes.balance import ModelWeights
 from buildlib.passes.split import extract_segments, load_segments
 from buildlib.progress import tell
 
@@ -35,6 +36,8 @@ Hidden = npt.NDArray[np.float32]
 """Hidden states on one border: [calls of all windows, 1, AR, hidden]."""
 
 _IN_MEMORY_BYTES = 1 << 30
+_JOINED_BYTES = 32 << 20
+"""Weights up to which loading takes longer than the calls of a few windows of text."""
 _PREFILL_ARS = (128, 32, 8)  # of a model that comes as a decode graph
 
 
@@ -56,6 +59,7 @@ class SegmentLoop(Closeable):
     Args:
         model_path: in canonical form.
         token_windows: each is cut to whole calls, and those shorter than a call are left out.
+        join: take neighbours together while they are small: a small model runs as one segment.
 
     Attributes:
         shape: that it runs at.
@@ -75,6 +79,7 @@ class SegmentLoop(Closeable):
         token_windows: Sequence[Sequence[int]],
         *,
         constants: Arrays | None = None,
+        join: bool = False,
     ) -> None:
         own = interface.require_shape(model_path)
         self.shape = _calling_shape(own, max(map(len, token_windows), default=0))
@@ -85,6 +90,7 @@ class SegmentLoop(Closeable):
         # Both tell the shapes of all values, which models that others have made may leave out.
         change = infer_shapes if self.shape == own else ArClConversion(self.shape).transform
         self._model, self._segments = load_segments(model_path, change)
+        self._parts = _joined(self._segments.weights(), _JOINED_BYTES if join else 0)
         self._copies = itertools.count()
         self.place = ""
         self._scratch = tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".segments.")
@@ -95,8 +101,8 @@ class SegmentLoop(Closeable):
 
     @property
     def n_segments(self) -> int:
-        """Embedding, layers and head."""
-        return len(self._segments.members)
+        """Embedding, layers and head, or fewer if some were joined."""
+        return len(self._parts)
 
     @property
     def n_calls(self) -> int:
@@ -109,11 +115,12 @@ class SegmentLoop(Closeable):
         Its inputs are the border before it, the caches of its layer, and all others that its nodes
         read (mask, rotations); its outputs the border after it, and outputs of the model.
         """
-        n_layers = self.n_segments - 2
-        self.place = f"layer {index}/{n_layers}" if 0 < index <= n_layers else "embedding"
-        self.place = "head" if index > n_layers else self.place
+        part = self._parts[index]
+        last, n_layers = part.stop - 1, self._segments.n_layers
+        self.place = f"layer {last}/{n_layers}" if 0 < last <= n_layers else "embedding"
+        self.place = "head" if last > n_layers else self.place
         tell(self.place)
-        return extract_segments(self._model, self._segments, range(index, index + 1))
+        return extract_segments(self._model, self._segments, part)
 
     @contextmanager
     def open_segment(
@@ -133,8 +140,9 @@ class SegmentLoop(Closeable):
     def borders(self, index: int) -> tuple[str | None, str | None]:
         """Return the names of the borders before and after a segment."""
         names = [str(value.name) for value in self._segments.borders]
-        before = names[index - 1] if index else None
-        return before, names[index] if index < len(names) else None
+        part = self._parts[index]
+        before = names[part.start - 1] if part.start else None
+        return before, names[part.stop - 1] if part.stop <= len(names) else None
 
     def run_step(
         self,
@@ -270,6 +278,19 @@ class SegmentRunner:
             if on_window is not None:
                 on_window()
         return all_outputs
+
+
+def _joined(weights: ModelWeights, limit: int) -> list[range]:
+    """Return runs of segments whose weights, if there are several, have at most `limit` bytes."""
+    parts, held = [range(1)], sum(weights.embedding.values())
+    for index, own in enumerate((*weights.layers, weights.head), 1):
+        held += sum(own.values())
+        if held <= limit:
+            parts[-1] = range(parts[-1].start, index + 1)
+        else:
+            parts.append(range(index, index + 1))
+            held = sum(own.values())
+    return parts
 
 
 def _in_calls(window: Sequence[int], ar: int) -> Iterator[list[int]]:

@@ -365,7 +365,7 @@ def observe_ranges(
         narrow: leave massive numbers in hidden states out of their ranges.
     """
     ranges = RangeObserver()
-    with SegmentLoop(model_path, config, token_windows, constants=constants) as loop:
+    with SegmentLoop(model_path, config, token_windows, constants=constants, join=True) as loop:
         n_done, total = 0, loop.n_segments * len(loop.windows)
 
         def count() -> None:

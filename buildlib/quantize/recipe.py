@@ -51,7 +51,8 @@ _KV_BITS = 8
 def choose_cache_bits(bits: Bitwidths, encodings: Encodings) -> int:
     """Decide the bits of all keys and values; what follows calibration reads them in encodings.
 
-    Given encodings decide, then the option. An option that is not set is 8 for now.
+    Given encodings decide, then the option. An option that is not set begins with 8;
+    `judge_quantization` makes it 16 where these lose much.
 
     Raises:
         EncodingsError: some of the given encodings have 8 bits and some 16.

@@ -68,14 +68,22 @@ class BuildSummary:
     stages_reused: int
     seconds: float
     kv_cache_bytes: int | None = None
+    loss: dict[str, Any] | None = None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Lines on what quantization costs."""
+        lines = () if self.loss is None else (*self.loss["remarks"], self.loss["cache_remark"])
+        return tuple(filter(None, lines))
 
     def as_line(self) -> str:
         """Format as a line of text."""
         cached = self.kv_cache_bytes
         cache = "" if cached is None else f"KV cache {size_text(cached)}, "
+        kl = "" if self.loss is None else f"KL {self.loss['kl_divergence']:.2g} from float, "
         return (
             f"{self.folder}: {self.target}, {self.precision or 'precision unknown'}, "
-            f"{pluralize(self.parts, 'part')}, {size_text(self.size_bytes)}, {cache}"
+            f"{pluralize(self.parts, 'part')}, {size_text(self.size_bytes)}, {cache}{kl}"
             f"{pluralize(self.stages_run, 'stage')} run, {self.stages_reused} from the cache"
         )
 
@@ -140,6 +148,14 @@ class ModelOptions:
             "quantization.md has all, measured."
         ),
     ] = None
+    max_kl: Annotated[
+        float | None,
+        typer.Option(
+            help="Refuse a quantization whose KL divergence from float on the calibration text is "
+            "above so many nats.",
+            show_default=False,
+        ),
+    ] = None
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -197,6 +213,7 @@ class ModelOptions:
             "encodings": absolute(self.encodings),
             "calibration": None if self.calibration is None else read_text(self.calibration),
             "recipe": self.recipe,
+            "max_kl": self.max_kl,
             "options": self.option,
             "options_file": None if self.options_file is None else read_text(self.options_file),
             "additions": [absolute(self.lora), self.embedding_lut],
@@ -215,6 +232,7 @@ class ModelOptions:
             "arn_cl_options.context_length": _parse_numbers("--cl", self.cl, "4096"),
             "split_model.num_splits": self.splits,
             "quantization.recipe": self.recipe,
+            "max_kl": self.max_kl,
             "lora_config.lora_config_path": None if self.lora is None else str(self.lora),
             "prepare_embedding_lut": self.embedding_lut or None,
         }
@@ -489,6 +507,8 @@ def _tell_of(
             raise VerificationFailedError(summary.target, first.stage, first.subject, first.bound)
         if not json:
             answers().print(summary.as_line())
+            for remark in summary.remarks:
+                print_remark(remark)
 
 
 def _refuse_unwritable(folder: Path, size: int) -> None:
@@ -543,6 +563,7 @@ def _read_answer(answer: "Mapping[str, Any]") -> "tuple[BuildSummary, Verificati
 def _summary(
     target: str, container: "GenAIContainer", records: list["StageRecord"]
 ) -> BuildSummary:
+    loss = container.metadata.loss
     return BuildSummary(
         target=target,
         folder=str(container.path),
@@ -554,6 +575,7 @@ def _summary(
         stages_reused=sum(record.reused for record in records),
         seconds=round(sum(record.seconds for record in records), 3),
         kv_cache_bytes=container.kv_cache_bytes,
+        loss=None if loss is None else loss.model_dump(mode="json"),
     )
 
 

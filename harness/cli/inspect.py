@@ -216,6 +216,7 @@ def _print_manifest(
     metadata = container.metadata
     modified_at = (container.path / METADATA).stat().st_mtime
     target, graphs, model = metadata.target, metadata.graphs, metadata.model
+    remarks = () if metadata.loss is None else metadata.loss.lines
     facts: dict[str, object] = {
         "model": f"{model.name} ({model.architecture})",
         "target": f"{target.name} (soc_model {target.soc_model}, {target.dsp_arch})",
@@ -227,6 +228,8 @@ def _print_manifest(
         "SHA-256": metadata.container_sha256,
         "written": datetime.fromtimestamp(int(modified_at), UTC),
         "precision": container.precision,
+        "loss": metadata.loss,
+        **{f"loss {n}": remark for n, remark in enumerate(remarks, 1)},
         "KV cache": _kv_cache(container),
         "chat template": "none" if template is None else "yes",
         **{

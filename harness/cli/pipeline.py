@@ -168,7 +168,7 @@ def sensitivity(
     by: Annotated[
         Literal["tensor", "layer"] | None,
         typer.Option(
-            help="Rank tensors, or weights, keys, values, residual stream and other activations of "
+            help="Rank tensors, or weights, keys, values, hidden states and other activations of "
             "each layer; the default for large models."
         ),
     ] = None,

@@ -74,12 +74,14 @@ class ModelFolder:
         key: SHA-256 over everything that it was made from.
         quantized: whether there are encodings for all of it.
         canonical: whether the ONNX has the form that our own stages give it; any other is imported.
+        made_of: the model in float that it was made of; None of that itself.
     """
 
     path: Path
     key: str
     quantized: bool = False
     canonical: bool = False
+    made_of: "ModelFolder | None" = None
 
 
 @dataclass(frozen=True)

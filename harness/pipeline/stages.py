@@ -18,6 +18,7 @@ from pydantic import (
 
 from buildlib.builder.build_options import COMPILATION, TRANSFORMATION, BuildOptions
 from buildlib.builder.calibration_text import read_text
+from buildlib.builder.model_folder import check_loss
 from buildlib.builder.plan import BuildPlan
 from buildlib.builder.sources import CheckpointSource, OnnxSource, find_source
 from buildlib.builder.stages.author import AuthorModel
@@ -235,7 +236,8 @@ class QuantizationOpt(Stage[ModelInput, QuantizationOptConfig, ModelOutput]):
         following = next((one for one in sections if isinstance(one, QuantizationConfig)), None)
         options = config.quantization(following)
         entry = context.runner.run(OptimizeWeights(model, source, options))
-        return ModelOutput(ModelFolder(entry.folder, entry.hash, canonical=True))
+        made_of = inputs.model.made_of or inputs.model
+        return ModelOutput(ModelFolder(entry.folder, entry.hash, canonical=True, made_of=made_of))
 
 
 def _known_recipe(name: str) -> str:
@@ -252,12 +254,14 @@ class QuantizationConfig(_QuantizationSection):
         technique_kwargs: arguments of its techniques.
         calibration_text: a text file, relative to the recipe; by default the model's own
             `text/calibration.txt`.
+        max_kl: bound of the KL divergence from float on that text, in nats.
     """
 
     recipe_name: Annotated[NonEmpty, AfterValidator(_known_recipe)] = "w8a16"
     options: dict[str, Any] = Field(default_factory=dict)
     technique_kwargs: TechniqueKwargs = Field(default_factory=_no_arguments)
     calibration_text: NonEmpty | None = None
+    max_kl: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     def quantization(self) -> QuantizationOptions:
         """Return the options of the recipe with those that replace them."""
@@ -279,12 +283,16 @@ class Quantization(Stage[ModelInput, QuantizationConfig, ModelOutput]):
         text = _calibration_text(config.calibration_text, context)
         source = onnx_source(inputs.model, context, text)
         entry, options = _canonical(inputs.model, context), config.quantization()
+        made_of = inputs.model.made_of or inputs.model
+        float_model = entry if made_of is inputs.model else _canonical(made_of, context)
         optimize = OptimizeWeights(entry, source, options)
         if optimize.steps and text is not None:
             entry = context.runner.run(optimize)
-        entry = context.runner.run(CompleteEncodings(entry, source, options))
-        folder = ModelFolder(entry.folder, entry.hash, quantized=True, canonical=True)
-        return ModelOutput(folder)
+        entry = context.runner.run(CompleteEncodings(entry, source, options, float_model))
+        check_loss(entry.folder, context.model_name, config.max_kl)
+        return ModelOutput(
+            ModelFolder(entry.folder, entry.hash, quantized=True, canonical=True, made_of=made_of)
+        )
 
 
 def _canonical(model: ModelFolder, context: StageContext) -> CacheEntry:

@@ -127,6 +127,7 @@ class ContainerInfo(Record):
         precision: bits of the linear layers, `W4A16`; `None` where the container does not tell.
         size_bytes: of all its files.
         parameters: number of weights of the model.
+        quantization_loss: lines on what its quantization costs, as the container has them.
     """
 
     model: Name
@@ -138,6 +139,7 @@ class ContainerInfo(Record):
     precision: Name | None = None
     size_bytes: Size | None = None
     parameters: Size | None = None
+    quantization_loss: tuple[Name, ...] = ()
 
     @property
     def soc(self) -> str:

@@ -45,7 +45,7 @@ from harness.errors import StoreUnavailableError
 from harness.results.metrics import Measurement
 from harness.results.records import ArtifactRecord, ComparisonRecord, Record, Run, now
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _BEFORE_1 = "qnnfarm_schema"
 """A table of all databases before version 1."""
 _OLDER = (

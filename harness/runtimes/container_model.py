@@ -95,6 +95,9 @@ class ContainerModel(ABC):
             precision=self.container.precision,
             size_bytes=metadata.size_bytes,
             parameters=metadata.model.parameters,
+            quantization_loss=()
+            if metadata.loss is None
+            else (str(metadata.loss), *metadata.loss.lines),
         )
 
     @property

@@ -1,13 +1,16 @@
 """`quantize encodings`: the missing encodings, by calibration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from buildlib.builder.model_folder import (
     calibration_windows,
     link_configuration,
     load_ranges,
+    loss_windows,
+    save_loss,
 )
 from buildlib.builder.original_paths import original_paths
 from buildlib.builder.sources import ModelSource
@@ -19,16 +22,19 @@ from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.graph.files import load_model, save_model
+from buildlib.graph.interface import require_shape
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.quantize.recipe import complete_encodings
+from buildlib.quantize.recipe import cache_bits, complete_encodings
+from buildlib.quantize.sensitivity.loss import LossMeter, judge_quantization
 
 
 @dataclass(frozen=True)
 class CompleteEncodings(CachedStage):
-    """The model with encodings for all of it.
+    """The model with encodings for all of it, and what they cost on the calibration text.
 
     Attributes:
+        float_model: that the loss is measured against.
         export: that it was made of; errors name its files.
         quantization: bits of tensors without encodings.
     """
@@ -37,6 +43,7 @@ class CompleteEncodings(CachedStage):
     imported: CacheEntry
     export: ModelSource
     quantization: QuantizationOptions
+    float_model: CacheEntry
 
     @property
     def subject(self) -> str:
@@ -57,17 +64,45 @@ class CompleteEncodings(CachedStage):
     def _complete(self, imported: Path, folder: Path) -> None:
         # Calibration puts files beside the model: not into an entry that other builds check.
         model = save_model(load_model(imported / MODEL_FILE), folder / MODEL_FILE)
-        encodings = imported / ENCODINGS_FILE
+        path, config = imported / ENCODINGS_FILE, load_config(imported / CONFIG_FILE)
+        encodings = load_encodings(path) if path.is_file() else Encodings()
         text, tokens = self.export.calibration_text, self.quantization.calibration_tokens
         windows = calibration_windows(imported, text, tokens)
+        bits = Bitwidths.from_options(self.quantization)
         complete = complete_encodings(
             model,
-            load_encodings(encodings) if encodings.is_file() else Encodings(),
-            load_config(imported / CONFIG_FILE),
+            encodings,
+            config,
             windows,
-            Bitwidths.from_options(self.quantization),
+            bits,
             ranges=self.quantization.activation_ranges,
             observed=load_ranges(imported, windows),
         )
         link_configuration(imported, folder)
+        windows = loss_windows(imported, text)
+        if windows:
+            given = encodings if self.imported == self.float_model else Encodings()
+            is_open = bits.kv_bitwidth is None and cache_bits(encodings) is None
+            rows = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+            size = rows * require_shape(model).cl
+            complete = self._judge(model, complete, given, windows, size if is_open else None)
         save_encodings(complete, folder / ENCODINGS_FILE)
+
+    def _judge(
+        self,
+        model: Path,
+        encodings: Encodings,
+        given: Encodings,
+        windows: Sequence[Sequence[int]],
+        open_cache: int | None,
+    ) -> Encodings:
+        """Measure the loss, and keep it beside the model."""
+        folder = model.parent
+        with TemporaryDirectory(dir=folder, prefix=".float.") as scratch:
+            source = self.float_model.folder / MODEL_FILE
+            float_model = save_model(load_model(source), Path(scratch) / MODEL_FILE)
+            config = load_config(folder / CONFIG_FILE)
+            with LossMeter(float_model, model, config, windows) as meter:
+                encodings, loss = judge_quantization(meter, encodings, given, open_cache)
+        save_loss(folder, loss)
+        return encodings

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.builder.model_folder import load_factors
+from buildlib.builder.model_folder import load_factors, load_loss
 from buildlib.builder.plan import BuildPlan
 from buildlib.builder.stage import CachedStage
 from buildlib.builder.stages.add_lora import BEYOND_FILE, LORA_FILE
@@ -174,6 +174,7 @@ class Package(CachedStage):
             extras=extras,
             op_packages=plan.additions.op_packages,
             contract=plan.contract,
+            loss=load_loss(prepared.model),
         )
         write_container(draft, folder / CONTAINER, speculation=self._compare)
 

@@ -26,12 +26,14 @@ Granularity = Literal["tensor", "layer"]
 UnitKind = Literal["weight", "key", "value", "residual", "activation", "constant"]
 UNIT_KINDS: tuple[UnitKind, ...] = get_args(UnitKind)
 _RESIDUAL = re.compile(r"embedding(_scaled)?|layer_\d+_(attention_residual|output)")
-_PLURALS: Mapping[UnitKind, str] = {
-    "weight": "weights", "key": "keys", "value": "values", "residual": "residual stream",
+KIND_PLURALS: Mapping[UnitKind, str] = {
+    "weight": "weights", "key": "keys", "value": "values", "residual": "hidden states",
     "activation": "activations",
 }  # fmt: skip
 _OPTIONS: Mapping[UnitKind, tuple[str, int, int]] = {
     "weight": ("mixed_precision", 4, 8),
+    "key": ("kv_bitwidth", 8, 16),
+    "value": ("kv_bitwidth", 8, 16),
     "residual": ("activation_precision", 8, 16),
     "activation": ("activation_precision", 8, 16),
 }
@@ -226,7 +228,7 @@ def _by_layer(units: Sequence[Unit], n_segments: int) -> list[Unit]:
         groups.setdefault((unit.segment, kind), []).append(unit)
     return [
         Unit(
-            f"{segment_name(segment, n_segments)} {_PLURALS[kind]}",
+            f"{segment_name(segment, n_segments)} {KIND_PLURALS[kind]}",
             kind,
             segment,
             {name: encoding for unit in members for name, encoding in unit.encodings.items()},

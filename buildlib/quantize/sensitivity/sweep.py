@@ -59,6 +59,7 @@ class SensitivityModel(Closeable):
         windows: token ids without bos; each is cut to whole calls.
         changed: weights that the quantized model has in place of the float ones, by
             `changed_weights`; a variant has them where it has the encodings that go with them.
+        join: as `SegmentLoop` takes it.
 
     Attributes:
         names: the values of each segment that can be quantized. The border into a segment belongs
@@ -71,11 +72,14 @@ class SensitivityModel(Closeable):
         config: DecoderConfig,
         windows: Sequence[Sequence[int]],
         changed: Mapping[str, ir.TensorProtocol] | None = None,
+        *,
+        join: bool = False,
     ) -> None:
         self._changed_weights = dict(changed or {})
         self._own: Quantized = {}
-        bos = config.bos_token_id
-        self._loop = SegmentLoop(model_path, config, [[bos, *window[:-1]] for window in windows])
+        self._config, bos = config, config.bos_token_id
+        tokens = [[bos, *window[:-1]] for window in windows]
+        self._loop = SegmentLoop(model_path, config, tokens, join=join)
         ar = self._loop.shape.ar
         whole = [window[: len(window) // ar * ar] for window in windows]
         self.reference = FloatLogits([window for window in whole if window], config)
@@ -130,11 +134,26 @@ class SensitivityModel(Closeable):
             if name.endswith(SIGNAL)
         }
 
+    def record_other(self, float_model: Path) -> None:
+        """Keep the logits of another model, of which this one was made, as the reference."""
+
+        def see(outputs: Arrays, n_tokens: int) -> None:
+            if interface.LOGITS in outputs:
+                self.reference.record(outputs[interface.LOGITS][0, :n_tokens])
+
+        self.reference.restart()
+        with SegmentLoop(float_model, self._config, self._loop.windows, join=True) as loop:
+            hidden: Hidden | None = None
+            for index in range(loop.n_segments):
+                hidden = loop.run(index, hidden, on_outputs=see)
+
     def measure(
         self,
         variants: Sequence[Quantized],
         base: Quantized | None = None,
         progress: Callable[[int, int], None] | None = None,
+        on_outputs: Callable[[Arrays, int], None] | None = None,
+        observed: Callable[[str], bool] = lambda _: False,
     ) -> list[MeasuredVariant]:
         """Measure variants against the recorded float logits.
 
@@ -142,6 +161,8 @@ class SensitivityModel(Closeable):
             variants: each is run from the first segment in which it differs from `base`.
             base: variant that shares most segments with them; by default the model in float.
             progress: called with (segments loaded, such in all).
+            on_outputs: sees the outputs of all calls of `base` by name, and the values `observed`.
+            observed: tells by their names which values are outputs, too.
         """
         shared = base or {}
         runs = [
@@ -159,10 +180,14 @@ class SensitivityModel(Closeable):
         hidden: Hidden | None = None
         for index in range(self._loop.n_segments):
             before = hidden
-            with self._open(index, shared) as segment:
-                hidden = segment.run(before)
-                for run in runs:
-                    if run.started and index not in run.changes:
+            same = [run for run in runs if run.started and index not in run.changes]
+            # Nobody reads the logits of the base.
+            runs_base = index + 1 < self._loop.n_segments or on_outputs is not None
+            if runs_base or same:
+                with self._open(index, shared, observed) as segment:
+                    if runs_base:
+                        hidden = segment.run(before, on_outputs=on_outputs)
+                    for run in same:
                         run.go(segment, run.hidden)
             count()
             for run in runs:
@@ -192,7 +217,9 @@ class SensitivityModel(Closeable):
         }
         return frozenset(segments or {self._loop.n_segments - 1})
 
-    def _open(self, index: int, encodings: Quantized) -> AbstractContextManager[SegmentRunner]:
+    def _open(
+        self, index: int, encodings: Quantized, observed: Callable[[str], bool] = lambda _: False
+    ) -> AbstractContextManager[SegmentRunner]:
         own_encodings = self._at(index, encodings)
 
         def change(model: ir.Model) -> None:
@@ -200,6 +227,9 @@ class SensitivityModel(Closeable):
                 if name in own_encodings and own_encodings[name] is self._own.get(name):
                     replace_constant(model.graph, name, tensor)
             round_values(model, own_encodings, self._weights)
+            values = [value for node in model.graph for value in node.outputs]
+            more = [value for value in values if observed(str(value.name))]
+            model.graph.outputs.extend(value for value in more if not value.is_graph_output())
 
         return self._loop.open_segment(index, change=change)
 

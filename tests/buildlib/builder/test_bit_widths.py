@@ -109,7 +109,7 @@ def test_lpbq_that_cannot_be_had_is_refused_by_name(
     narrow = of(tiny_llama.folder(), None, tmp_path, {PARAM: 4, BLOCK: 16}, ar=32)
     other = of(wide, tiny_text, tmp_path, {PARAM: 4, BLOCK: 64})
     for builder, reason in (
-        (narrow, r"[qo]_proj.weight has 144 inputs.* 32 "),
+        (narrow, r"_proj.weight has 144 inputs.* 32 "),
         (other, r"down_proj.* 96 inputs, which 64 does not"),
     ):
         with pytest.raises(InvalidOptionError, match=reason) as caught:
@@ -164,6 +164,8 @@ def test_encodings_of_an_onnx_decide_and_other_bits_are_told(
         warnings.simplefilter("always", ModelWarning)
         assert builder.build().precision == precision
     told = [one for one in caught if issubclass(one.category, ModelWarning)]
-    lines = [str(one.message) for one in told]
+    lines = [
+        text for one in told if not (text := str(one.message)).startswith("quantization costs")
+    ]
     assert [line.partition(" ")[0] for line in lines] == list(warned)
     assert all(warned[line.partition(" ")[0]] in line and "\n" not in line for line in lines)

@@ -35,7 +35,7 @@ def completed(
     entry: CacheEntry, text: str, into: Path, options: QuantizationOptions = OPTIONS
 ) -> dict[str, Encoding]:
     into.mkdir()
-    CompleteEncodings(entry, CheckpointSource(entry.folder, text), options).run(into)
+    CompleteEncodings(entry, CheckpointSource(entry.folder, text), options, entry).run(into)
     return load_encodings(into / "model.encodings").by_name()
 
 

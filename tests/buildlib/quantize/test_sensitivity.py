@@ -128,7 +128,7 @@ def test_a_bad_tensor_ranks_first(
     kls = [cost.alone.kl for cost in found.costs]
     assert kls == sorted(kls, reverse=True)
     if granularity == "layer":
-        words = {"weights", "keys", "values", "residual stream", "activations"}
+        words = {"weights", "keys", "values", "hidden states", "activations"}
         names = {f"layer {layer} {kind}" for layer in (0, 1) for kind in words}
         assert names <= {cost.unit.name for cost in found.costs}
         assert {name for cost in found.costs for name in cost.unit.encodings} == set(encodings)
@@ -163,5 +163,5 @@ def test_the_sqnr_is_that_of_the_rounded_values(
     keys = [unit for unit in units if unit.kind == "key"]
     assert [unit.name for unit in keys] == ["layer_0_keys", "layer_1_keys"]
     for unit in keys:
-        assert unit.remedy is None
+        assert unit.remedy == "kv_bitwidth=16"
         assert 25 < min(noise[name] for name in unit.encodings if name in noise) < 60
