@@ -31,7 +31,11 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=20, help="of held-out text to score")
     args = parser.parse_args()
     checkpoint = Checkpoint.load(tiny_llama.folder())
-    tokens = load_tokenizer(checkpoint.tokenizer_path).encode(tiny_llama.heldout_text()).ids
+    tokens = (
+        load_tokenizer(checkpoint.tokenizer_path)
+        .encode(tiny_llama.heldout_text(), add_special_tokens=False)
+        .ids
+    )
     length = args.cl - 1
     starts = range(0, min(len(tokens) - length, args.windows * length), length)
     scored = [tokens[start : start + length] for start in starts]

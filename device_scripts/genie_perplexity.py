@@ -58,6 +58,11 @@ def context_length(config: bytes) -> int:
     return size
 
 
+def has_bos(config: bytes) -> bool:
+    """Return whether Genie puts a token before a text: ``dialog.context.bos-token`` is not -1."""
+    return int(json.loads(config)["dialog"]["context"].get("bos-token", -1)) >= 0
+
+
 def accuracy_json(config: bytes, window: str, role: Optional[str]) -> bytes:
     """Return the accuracy configuration for a window.
 
@@ -96,10 +101,11 @@ def evaluate(options: argparse.Namespace) -> Dict[str, Any]:
         dialog = resources.add(genie_api.DialogHandle(config))
         tokens = dialog.encode(text)
         # Genie puts bos before the text, drops what fills no whole window, and needs one.
-        if not length - 1 <= len(tokens) < 2 * length - 1:
+        least = length - 1 if has_bos(config_text) else length
+        if not least <= len(tokens) < least + length:
             raise genie_api.FatalError(
                 f"{window} has {len(tokens)} tokens; one window of context {length} needs "
-                f"{length - 1} to {2 * length - 2}"
+                f"{least} to {least + length - 1}"
             )
         if options.lora:
             adapter, tensor, strength = options.lora

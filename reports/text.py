@@ -11,6 +11,10 @@ POSITIONS: Mapping[Positions, str] = MappingProxyType(
     {
         "first_cl_minus_ar": "first CL \N{MINUS SIGN} AR of each window",
         "draft_first_cl_minus_ar": "draft model: first CL \N{MINUS SIGN} AR of each window",
+        "no_bos_first_cl_minus_ar": "first CL \N{MINUS SIGN} AR after the first of each window",
+        "draft_no_bos_first_cl_minus_ar": (
+            "draft model: first CL \N{MINUS SIGN} AR after the first of each window"
+        ),
         "second_half": "second half of each window",
         "decode_steps": "decode steps in the second half of each window",
         "all": "all of each window",

@@ -78,7 +78,8 @@ def test_embeddings_are_answered_as_their_tokens(basic: Session, tmp_path: Path)
         pytest.skip(f"the table has {embedding.datatype}, and the graph's input more bits")
     table = np.fromfile(basic.container.files[embedding.lut_path], types[embedding.datatype])
     tokenizer = load_tokenizer(basic.model.tokenizer)
-    prompt = [dialog.context.bos_token, *encode(tokenizer, _PROMPT)]
+    bos = dialog.context.bos_token
+    prompt = [*([bos] if bos >= 0 else []), *encode(tokenizer, _PROMPT)]
     table.reshape(-1, embedding.size)[prompt].tofile(tmp_path / "rows.raw")
     rows = ask(basic, embeddings=str(tmp_path / "rows.raw"), max_tokens=_NEW_TOKENS).text
     assert rows == ask(basic, _PROMPT, max_tokens=_NEW_TOKENS).text

@@ -24,7 +24,7 @@ from typing import Any
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
-from buildlib.checkpoint.tokenizer import load_tokenizer
+from buildlib.checkpoint.tokenizer import load_text_config, load_tokenizer
 from buildlib.container.manifest import PRECISION
 from buildlib.encodings.files import load_encodings
 from buildlib.error_base import QnnfarmError
@@ -107,13 +107,13 @@ class Subject:
         """Run the model in float, by our own graph."""
         checkpoint = Checkpoint.load(self.model)
         exact = export_onnx(checkpoint, self.shape, folder)
-        return record_float(exact, checkpoint.config, self.token_windows())
+        return record_float(exact, load_text_config(self.model), self.token_windows())
 
     def by_torch(self) -> float | None:
         """Return the perplexity in float by torch; None where that is not installed."""
         try:
             with TransformersModel(self.model) as model:
-                config = Checkpoint.load(self.model).config
+                config = load_text_config(self.model)
                 return text_perplexity(model, config, self.token_windows())
         except BuildError as error:
             print(f"not judged by torch: {error}", file=sys.stderr)

@@ -29,7 +29,7 @@ _RANGES_FILE = "ranges.json"
 FACTORS_FILE = "factors.safetensors"
 _LOSS_FILE = "loss.json"
 _LOSS_WINDOWS, _LOSS_TOKENS = 4, 128
-"""Text that tells the loss of a quantization: 512 tokens from four places, each behind bos."""
+"""Text that tells the loss of a quantization: 512 tokens from four places, each begun as a text."""
 
 
 def link_configuration(model_folder: Path, into: Path) -> None:
@@ -111,11 +111,10 @@ def loss_windows(model_folder: Path, text: str | None) -> list[list[int]]:
     shape = interface.model_shape(load_model(model_folder / MODEL_FILE))
     if text is None or shape is None:
         return []
-    bos = load_config(model_folder / CONFIG_FILE).bos_token_id
-    length = max(shape.ar, min(_LOSS_TOKENS, shape.cl) // shape.ar * shape.ar)
+    begin = load_config(model_folder / CONFIG_FILE).begin
+    fed = max(shape.ar, min(_LOSS_TOKENS, shape.cl) // shape.ar * shape.ar)
     tokenizer = model_folder / TOKENIZER_FILE
-    cut = text_windows(tokenizer, text, length + 1, bos, _LOSS_WINDOWS)
-    return [window[1:] for window in cut]
+    return text_windows(tokenizer, text, fed + 1 - len(begin), None, _LOSS_WINDOWS)
 
 
 def calibration_windows(

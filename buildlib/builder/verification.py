@@ -20,7 +20,7 @@ from buildlib.builder.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.builder.stages.import_onnx import ImportOnnx
 from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
-from buildlib.checkpoint.tokenizer import load_tokenizer
+from buildlib.checkpoint.tokenizer import load_text_config, load_tokenizer
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.graph import interface
@@ -209,7 +209,7 @@ def _sample(
         return None
     tokenizer = load_tokenizer(export / TOKENIZER_FILE)
     ids = tokenizer.encode(text[: 64 * options.max_positions], add_special_tokens=False).ids
-    return [config.bos_token_id, *ids][: options.max_positions]
+    return [*config.begin, *ids][: options.max_positions]
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def verify_model(
         prefill: so many of them, or as many as the model has positions for.
         decode: tokens after them, one a call.
     """
-    config = load_config(source.folder / CONFIG_FILE)
+    config = load_text_config(source.folder)
     prompt = list(tokens or sample_tokens(config, prefill))[:prefill]
     if any(not 0 <= token < config.vocab_size for token in prompt):
         raise BuildError(f"a token lies outside the vocabulary of {config.vocab_size}")

@@ -74,7 +74,6 @@ class Family:
         refused: the reason why a sound configuration cannot be built, or None.
         partial_rotary: whether rotary positions may turn a share of each head.
         scalings: kinds of rotary scaling that it takes.
-        needs_bos: whether a text begins with a token that the file must name.
         norm: kind of all norms but those of queries and keys.
         gain_offset: added to the stored gains of all norms.
         layer_norms: where they stand.
@@ -91,7 +90,6 @@ class Family:
     refused: Callable[[Keys], str | None] = lambda _: None
     partial_rotary: bool = False
     scalings: tuple[str, ...] = KINDS
-    needs_bos: bool = False
     norm: Literal["rms", "layer"] = "rms"
     gain_offset: float = 0.0
     layer_norms: LayerNorms = LayerNorms()
@@ -242,27 +240,23 @@ FAMILIES: Mapping[SupportedLLMs, Family] = {
     SupportedLLMs.BAICHUAN: Family(
         ("BaichuanForCausalLM",),
         refused=_alibi,
-        needs_bos=True,
         fused={"self_attn.W_pack": _QKV},
         normalized_head=True,
     ),
     SupportedLLMs.GEMMA: Family(
         ("GemmaForCausalLM",),
         derived=_GEMMA | {"hidden_act": _gemma_activation},
-        needs_bos=True,
         gain_offset=1.0,
     ),
     SupportedLLMs.GEMMA2: Family(
         ("Gemma2ForCausalLM",),
         derived=_GEMMA | _QUERY_SCALE | {"layer_types": _alternating(2)},
-        needs_bos=True,
         gain_offset=1.0,
         layer_norms=_SANDWICH,
     ),
     SupportedLLMs.GEMMA3: Family(
         ("Gemma3ForCausalLM",),
         derived=_GEMMA | _QUERY_SCALE | {"layer_types": _alternating(None)},
-        needs_bos=True,
         gain_offset=1.0,
         layer_norms=_SANDWICH,
         qk_norm="head",
@@ -292,9 +286,8 @@ FAMILIES: Mapping[SupportedLLMs, Family] = {
     SupportedLLMs.LLAMA: Family(
         ("LlamaForCausalLM",),
         derived={"attention_out_bias": _attention_output_bias},
-        needs_bos=True,
     ),
-    SupportedLLMs.MISTRAL: Family(("MistralForCausalLM",), refused=_ministral, needs_bos=True),
+    SupportedLLMs.MISTRAL: Family(("MistralForCausalLM",), refused=_ministral),
     SupportedLLMs.OLMO2: Family(
         ("Olmo2ForCausalLM",),
         derived={"attention_out_bias": _attention_output_bias},
@@ -307,7 +300,6 @@ FAMILIES: Mapping[SupportedLLMs, Family] = {
         ("Phi3ForCausalLM",),
         partial_rotary=True,
         scalings=("longrope",),
-        needs_bos=True,
         fused={"self_attn.qkv_proj": _QKV, **_GATE_UP},
     ),
     SupportedLLMs.QWEN2: Family(

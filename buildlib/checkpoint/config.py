@@ -47,6 +47,8 @@ _SPELLINGS = {
     "gelu_python": "gelu",
     "swish": "silu",
 }
+NO_BOS = -1
+"""`bos_token_id` of models whose texts begin without such a token, as Genie has it."""
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 _LAYER_KINDS = (FULL, SLIDING)
@@ -75,9 +77,8 @@ class DecoderConfig(BaseModel):
         attention_multiplier: factor of attention scores; None: `head_dim ** -0.5`.
         attn_logit_softcapping: c, for scores c * tanh(scores / c).
         final_logit_softcapping: the same for logits.
-        bos_token_id: token before a text. Families without such a token (Qwen) or unknown ones may
-            leave it out; it is then the first of `eos_token_id`, the token that stood before every
-            text in training.
+        bos_token_id: of the file. In the folders that stages hand on it is what the tokenizer puts
+            before a text (`tokenizer.write_configuration`); None, -1 in the file, for nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -114,7 +115,7 @@ class DecoderConfig(BaseModel):
     attn_logit_softcapping: Factor | None = None
     final_logit_softcapping: Factor | None = None
     eos_token_id: TokenId | Annotated[tuple[TokenId, ...], Field(min_length=1)]
-    bos_token_id: TokenId
+    bos_token_id: TokenId | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -123,7 +124,6 @@ class DecoderConfig(BaseModel):
         if not isinstance(data, dict):
             return data
         architecture = detect_architecture(data)
-        family = family_of(architecture)
         if architecture is None:
             values = _read_unknown(data)
         else:
@@ -140,9 +140,8 @@ class DecoderConfig(BaseModel):
         kinds = values.get("layer_types")
         if isinstance(kinds, list) and kinds and SLIDING not in kinds:
             values["sliding_window"] = None
-        eos = values.get("eos_token_id")
-        if values.get("bos_token_id") is None and not family.needs_bos:
-            values["bos_token_id"] = eos[0] if isinstance(eos, list) and eos else eos
+        if values.get("bos_token_id") == NO_BOS:
+            values["bos_token_id"] = None
         return {key: value for key, value in values.items() if value is not None or key in data}
 
     @model_validator(mode="after")
@@ -164,7 +163,9 @@ class DecoderConfig(BaseModel):
             )
             and {len(self.rope_scaling.short_factor), len(self.rope_scaling.long_factor)}
             != {self.rotary_dim // 2},
-            "bos_token_id lies outside the vocabulary": self.bos_token_id >= self.vocab_size,
+            "bos_token_id lies outside the vocabulary": any(
+                token >= self.vocab_size for token in self.begin
+            ),
             "eos_token_id lies outside the vocabulary": any(
                 token >= self.vocab_size for token in self.eos_token_ids
             ),
@@ -173,6 +174,11 @@ class DecoderConfig(BaseModel):
             if present:
                 raise ValueError(problem)
         return self
+
+    @property
+    def begin(self) -> tuple[int, ...]:
+        """Tokens before a text: that of bos, or none."""
+        return () if self.bos_token_id is None else (self.bos_token_id,)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

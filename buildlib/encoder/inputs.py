@@ -70,9 +70,9 @@ def calibration_tokens(tokenizer: TextTokens, text: str) -> Iterator[list[int]]:
     (before,), (after,) = ([*tokenizer.of([part])] for part in tokenizer.template)
     inner = max(1, tokenizer.length - len(before) - len(after))
     tokens = load_tokenizer(tokenizer.tokenizer).encode(text, add_special_tokens=False).ids
-    for number, window in enumerate(spread_windows(tokens, inner, _WINDOWS, 0)):
-        shorter = slice(1, 1 + max(_SHORTEST, inner * (1 + number % 7) // 8))  # without its bos
-        yield [*before, *(window if number % 2 else window[shorter]), *after]
+    for number, window in enumerate(spread_windows(tokens, inner, _WINDOWS, None)):
+        shorter = max(_SHORTEST, inner * (1 + number % 7) // 8)
+        yield [*before, *(window if number % 2 else window[:shorter]), *after]
 
 
 def observe_encoder(

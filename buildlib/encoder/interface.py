@@ -11,7 +11,7 @@ from typing import Self
 import onnx_ir as ir
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from buildlib.checkpoint.tokenizer import load_tokenizer
+from buildlib.checkpoint.tokenizer import load_tokenizer, words_around
 from buildlib.errors import ModelFileError
 from buildlib.validation import first_fault
 
@@ -74,14 +74,7 @@ def prompt_template(tokenizer: Path) -> tuple[str, str]:
 
     Genie reads special tokens from the text, and adds none by itself.
     """
-    loaded = load_tokenizer(tokenizer)
-    plain, whole = loaded.encode("a", add_special_tokens=False), loaded.encode("a")
-    count = len(whole.ids) - len(plain.ids)
-    for start in range(count + 1):
-        if whole.ids[start : start + len(plain.ids)] == plain.ids:
-            end = start + len(plain.ids)
-            return "".join(whole.tokens[:start]), "".join(whole.tokens[end:])
-    return "", ""
+    return words_around(load_tokenizer(tokenizer))
 
 
 def read_pooling(model_folder: Path) -> str:

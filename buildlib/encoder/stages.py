@@ -13,6 +13,7 @@ from buildlib.builder.stages.package import CONTAINER
 from buildlib.cache.key import combined_sha256, text_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.tokenizer import untrimmed_file
 from buildlib.container.htp_config import htp_config
 from buildlib.container.layout import binary_name
 from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
@@ -23,6 +24,7 @@ from buildlib.encoder.inputs import TextTokens, calibration_tokens, observe_enco
 from buildlib.encoder.onnx_import import import_encoder
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
+from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import load_model
 from buildlib.graph.values import static_shape
 from buildlib.quantize.bitwidths import Bitwidths
@@ -228,6 +230,8 @@ class PackageEncoder(CachedStage):
 
     def run(self, folder: Path) -> None:
         plan, model = self.plan, self.model
+        tokenizer = folder / TOKENIZER_FILE
+        atomic_write_bytes(tokenizer, untrimmed_file(model.export.tokenizer))
         length = model.length
         draft = ContainerContents(
             target=plan.target,
@@ -240,7 +244,7 @@ class PackageEncoder(CachedStage):
             graphs=GraphsRecord(auto_regression_numbers=(length,), context_length=length, splits=1),
             genie_config=self.configuration(),
             htp_config=htp_config(plan.compilation),
-            tokenizer=model.export.tokenizer,
+            tokenizer=tokenizer,
             binaries={self.binary: self.compiled.folder / self.binary},
             toolchain=self.toolchain_versions,
             options=plan.as_options(),

@@ -370,6 +370,7 @@ def make_configs(
     keys |= {
         "rope_scaling": None if scaling is None else scaling.model_dump(exclude_none=True),
         "architectures": [f"{config.model_type.capitalize()}ForCausalLM"],
+        "bos_token_id": next(iter((*config.begin, *config.eos_token_ids))),
         "eos_token_id": config.eos_token_ids[-1],  # which ends a turn in Llama 3
         "max_cache_length": cl or min(RUNNER_CL, config.max_position_embeddings),
         "linear_block_size": block_size,

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import CheckpointConfig
-from buildlib.checkpoint.tokenizer import text_windows
+from buildlib.checkpoint.tokenizer import text_bos, text_windows
 from buildlib.encodings.grid import activation_grid
 from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding
 from buildlib.errors import InvalidOptionError, ModelFileError
@@ -66,9 +66,8 @@ def quantize_checkpoint(
     checkpoint.check_content()
     config, cl = checkpoint.config, model.max_cache_length
     ar = next(ar for ar in range(min(_LONGEST_CALL, cl - 1), 0, -1) if cl % ar == 0)
-    windows = text_windows(
-        checkpoint.tokenizer_path, text, cl, config.bos_token_id, n_windows=n_samples
-    )
+    tokenizer = checkpoint.tokenizer_path
+    windows = text_windows(tokenizer, text, cl, text_bos(tokenizer), n_windows=n_samples)
     tell = progress or (lambda *_: None)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".quantize.") as scratch:
         export, solution = Path(scratch) / "float", Path(scratch) / "solved"

@@ -28,11 +28,13 @@ class FloatLogits(Closeable):
     The file has positions x vocabulary x 4 bytes, and goes when this is closed.
 
     Args:
-        windows: token ids without bos, all of which are predicted: the positions that Genie scores.
+        windows: token ids without bos. All of them are predicted; where no bos stands before
+            texts, all but the first of each.
         folder: place of the file; by default the system's for temporary files.
 
     Attributes:
-        inputs: the tokens to feed for each window: bos, and all but the last.
+        inputs: the tokens to feed for each window: bos if texts begin with one, and all but the
+            last.
 
     Raises:
         BuildError: there are no tokens, or one lies outside the vocabulary.
@@ -44,8 +46,9 @@ class FloatLogits(Closeable):
         config: DecoderConfig,
         folder: Path | None = None,
     ) -> None:
-        self.inputs = tuple((config.bos_token_id, *window[:-1]) for window in windows if window)
-        self._following = np.array([token for window in windows for token in window], np.int64)
+        whole = [(*config.begin, *window) for window in windows]
+        self.inputs = tuple(window[:-1] for window in whole if len(window) > 1)
+        self._following = np.array([token for window in whole for token in window[1:]], np.int64)
         if not self._following.size:
             raise BuildError("there is no text to evaluate the model on")
         if not 0 <= self._following.min() <= self._following.max() < config.vocab_size:
@@ -115,7 +118,7 @@ def evaluate_model(model: TokenModel, reference: FloatLogits) -> Divergence:
     """Evaluate a model of any stage over the windows of its reference.
 
     The result has the perplexity (`exp` of the mean negative log-likelihood of all tokens of the
-    windows, each led by bos), the KL divergence in nats and the top-1 agreement, as llama.cpp
+    windows that `FloatLogits` has), the KL divergence in nats and the top-1 agreement, as llama.cpp
     defines them (see `Divergence`).
 
     Args:
@@ -140,15 +143,17 @@ def evaluate_model(model: TokenModel, reference: FloatLogits) -> Divergence:
 def text_perplexity(
     model: TokenModel, config: DecoderConfig, windows: Sequence[Sequence[int]], *, context: int = 0
 ) -> float:
-    """Return `exp` of the mean negative log-likelihood of all tokens, each window led by bos.
+    """Return `exp` of the mean negative log-likelihood of the tokens of windows.
 
     Args:
         model: as `evaluate_model` takes it.
         windows: token ids without bos, each shorter than the context length: the positions that
             Genie scores on a device.
-        context: tokens at the start of each window that are left out of the mean.
+        context: tokens at the start of each window that are left out of the mean; where no bos
+            stands before texts, the first is in any case.
     """
-    losses = [window_losses(model, config.bos_token_id, window)[context:] for window in windows]
+    unscored = max(0, context - 1 + len(config.begin))
+    losses = [window_losses(model, config.begin, window)[unscored:] for window in windows]
     return math.exp(float(np.concatenate(losses).mean()))
 
 

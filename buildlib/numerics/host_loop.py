@@ -64,11 +64,19 @@ def greedy_tokens(model: TokenModel, prompt: Sequence[int]) -> Iterator[int]:
         logits = model.feed([token])
 
 
-def window_losses(model: TokenModel, bos: int, window: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return the negative log-likelihood `[len(window)]` of each token, after bos alone."""
-    losses, n_done = [], 0
-    for tokens, logits in feed_window(model, [bos, *window[:-1]]):
-        losses.append(token_losses(logits, window[n_done : n_done + len(tokens)]))
+def window_losses(
+    model: TokenModel, begin: Sequence[int], window: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """Return the negative log-likelihood of each token of a window from an empty context.
+
+    Args:
+        begin: what stands before the window: bos, or nothing, and then its first token is not
+            predicted: nothing is before it.
+    """
+    whole = [*begin, *window]
+    losses, n_done = [], 1
+    for tokens, logits in feed_window(model, whole[:-1]):
+        losses.append(token_losses(logits, whole[n_done : n_done + len(tokens)]))
         n_done += len(tokens)
     return np.concatenate(losses)
 

@@ -141,11 +141,11 @@ def verify_outputs(
 
 def sample_tokens(config: DecoderConfig, n_tokens: int) -> list[int]:
     """Return bos and random ids, the same at each call, without one that ends a text."""
-    special = {config.bos_token_id, *config.eos_token_ids}
+    special = {*config.begin, *config.eos_token_ids}
     rng = np.random.default_rng(0)
     ids = rng.integers(0, config.vocab_size, 4 * n_tokens + 64).tolist()
     plain = [token for token in ids if token not in special] or ids
-    return [config.bos_token_id, *plain][:n_tokens]
+    return [*config.begin, *plain][:n_tokens]
 
 
 class _Verification:

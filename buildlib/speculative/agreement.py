@@ -115,6 +115,7 @@ def bound_lookahead(
     from buildlib.checkpoint.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(folder / TOKENIZER)
-    longest = max(len(tokenizer.encode(prompt).ids) for prompt in prompts)
+    ids = (tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts)
+    longest = max(map(len, ids))
     size = 1 + longest + count + (lade.tokens_per_step or config.context_length)
     return config.with_dialog(context_size=min(size, config.context_length))

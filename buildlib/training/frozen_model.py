@@ -16,7 +16,7 @@ from torch import Tensor
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import CheckpointConfig, other_reading
 from buildlib.checkpoint.layout import CONFIG_FILE
-from buildlib.checkpoint.tokenizer import load_tokenizer
+from buildlib.checkpoint.tokenizer import load_tokenizer, text_bos
 from buildlib.error_base import one_line
 from buildlib.errors import InputFileError, ModelFileError
 
@@ -64,8 +64,10 @@ class FrozenModel:
         if len(ids) < _FEWEST_TOKENS:
             reason = f"it has {len(ids)} tokens; a training needs {_FEWEST_TOKENS} and more"
             raise InputFileError(str(text), reason)
+        bos = text_bos(checkpoint.tokenizer_path)
+        config = checkpoint.config.model_copy(update={"bos_token_id": bos})
         network = _load_network(folder).to(device).requires_grad_(requires_grad=False)
-        return cls(network, checkpoint.config, torch.tensor(ids))
+        return cls(network, config, torch.tensor(ids))
 
     @property
     def device(self) -> torch.device:
@@ -85,10 +87,11 @@ class FrozenModel:
         return weight
 
     def windows(self, count: int, length: int, generator: torch.Generator) -> Tensor:
-        """Draw windows `[count, length]` at random places of the text, led by begin-of-text."""
+        """Draw windows `[count, length]` at random places of the text, led by bos if texts are."""
         starts = torch.randint(len(self.ids) - length, (count, 1), generator=generator)
         windows = self.ids[starts + torch.arange(length)]
-        windows[:, 0] = self.config.bos_token_id
+        for token in self.config.begin:
+            windows[:, 0] = token
         return windows.to(self.device)
 
     def continued(

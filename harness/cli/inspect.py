@@ -12,16 +12,24 @@ from rich.text import Text
 
 from buildlib.cache.layout import SIDECAR
 from buildlib.cache.records import read_files, read_info
+from buildlib.checkpoint.architectures import detect_architecture
 from buildlib.checkpoint.config import check_checkpoint_config, load_config, unread_keys
 from buildlib.checkpoint.gguf.config import Metadata, read_config
 from buildlib.checkpoint.gguf.tokenizer import GgufTokenizer
-from buildlib.checkpoint.layout import CONFIG_FILE
+from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE, read_json
+from buildlib.checkpoint.tokenizer import (
+    describe_trimming,
+    load_tokenizer,
+    read_tokenizer,
+    words_around,
+)
 from buildlib.container.chat_template import ChatTemplate
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import DlcInfo, inspect_dlc, is_dlc
 from buildlib.container.layout import METADATA
 from buildlib.container.manifest import KV_BYTES, PRECISION, is_container
 from buildlib.container.op_packages import registrations
+from buildlib.encoder.interface import EncoderConfig
 from buildlib.errors import InputFileError, ModelFileError
 from buildlib.gguf import SUFFIX, GgufHeader
 from buildlib.mllm.parameter_file import read_parameters
@@ -76,12 +84,30 @@ def inspect(
 
 
 def _inspect_checkpoint(config_file: Path, *, json: bool) -> None:
-    config = load_config(config_file).model_dump(mode="json", exclude_none=True)
+    data = read_json(config_file)
+    if isinstance(data, dict) and "eos_token_id" not in data and detect_architecture(data) is None:
+        encoder = EncoderConfig.from_text(config_file.read_text("utf-8"), config_file)
+        config = encoder.model_dump(mode="json", exclude_none=True)
+    else:
+        config = load_config(config_file).model_dump(mode="json", exclude_none=True)
     model, unread = unread_keys(config_file)
+    about = _tokenizer_facts(config_file.with_name(TOKENIZER_FILE))
     if json:
-        print_json({"config": config, "class": model, "not_read": unread})
+        print_json({"config": config, "class": model, "not_read": unread, "tokenizer": about})
         return
-    print_facts(answers(), {**config, f"not read by {model}": ", ".join(unread)})
+    facts = {f"tokenizer {key}": value for key, value in about.items()}
+    print_facts(answers(), {**config, **facts, f"not read by {model}": ", ".join(unread)})
+
+
+def _tokenizer_facts(path: Path) -> dict[str, str]:
+    """Say what a tokenizer puts around texts, and what of its file is switched off."""
+    if not path.is_file():
+        return {}
+    tokenizer = load_tokenizer(path)
+    before, after = words_around(tokenizer)
+    trimming = describe_trimming(read_tokenizer(path))
+    off = {"file": f"{trimming}: switched off, here and in the container"} if trimming else {}
+    return {"puts before a text": before or "nothing", "after it": after or "nothing", **off}
 
 
 def _inspect_gguf(header: GgufHeader, *, every: bool, json: bool) -> None:

@@ -8,9 +8,8 @@ import typer
 
 from buildlib.builder.sources import find_source
 from buildlib.builder.verification import ModelVerification, verify_model
-from buildlib.checkpoint.config import load_config
-from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
-from buildlib.checkpoint.tokenizer import load_tokenizer
+from buildlib.checkpoint.layout import TOKENIZER_FILE
+from buildlib.checkpoint.tokenizer import load_tokenizer, tokens_around
 from buildlib.numerics.divergence import Divergence
 from buildlib.numerics.transformers import installed_versions
 from harness.cli.arguments import Json, read_text
@@ -78,8 +77,8 @@ def verify(
 
 def _encode(text: str, folder: Path) -> list[int]:
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    return [load_config(folder / CONFIG_FILE).bos_token_id, *ids]
+    before, _ = tokens_around(tokenizer)
+    return [*before, *tokenizer.encode(text, add_special_tokens=False).ids]
 
 
 def _document(verification: ModelVerification, versions: dict[str, str]) -> dict[str, object]:

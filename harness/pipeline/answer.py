@@ -84,6 +84,6 @@ def generate_on_host(model: HostModel, asked: Generate, model_dir: Path) -> Gene
         ids: Sequence[int] = turns.ids[0]
         stop |= frozenset(() if turns.end_token is None else (turns.end_token,))
     else:
-        ids = [model.config.bos_token_id, *encode(encoder, prompt)]
+        ids = [*model.config.begin, *encode(encoder, prompt)]
     tokens = model.loop.greedy(ids, asked.max_tokens, stop)
     return GenerationAnswer(encoder.decode(tokens), f"this host, the {model.kind} model")

@@ -140,7 +140,8 @@ class ComparedText:
         """The windows that Genie scores at the model's AR and CL."""
         shape = require_shape(self.model / MODEL_FILE)
         limit = ContextLimit(shape.cl, shape.ar)
-        return cut_windows(self.text, self.model / TOKENIZER_FILE, limit, self.most)
+        bos = bool(load_config(self.model / CONFIG_FILE).begin)
+        return cut_windows(self.text, self.model / TOKENIZER_FILE, limit, self.most, bos=bos)
 
 
 def float_folder(outputs: Mapping[str, object]) -> Path:
@@ -159,10 +160,10 @@ def compare_on_host(
     """Evaluate the output of each stage on this host."""
     windows = text.windows
     config = load_config(text.model / CONFIG_FILE)
-    scored = [window.scored for window in windows]
+    tokens = [window.tokens for window in windows]
     rows: list[StageQuality] = []
     qualities: dict[object, StageQuality] = {}
-    with record_float(text.model / MODEL_FILE, config, scored) as reference:
+    with record_float(text.model / MODEL_FILE, config, tokens) as reference:
         for name, outputs in stages:
             key = tuple(sorted((k, str(v)) for k, v in outputs.items()))
             if not qualities:  # the model in float, with or without encodings beside it
@@ -170,7 +171,8 @@ def compare_on_host(
             elif key not in qualities:
                 qualities[key] = _evaluate(name, outputs, reference, scratch)
             rows.append(replace(qualities[key], stage=name))
-    return PipelineComparison(tuple(rows), len(windows), sum(map(len, scored)))
+    scored = sum(len(window.scored) for window in windows)
+    return PipelineComparison(tuple(rows), len(windows), scored)
 
 
 def _evaluate(
@@ -229,9 +231,9 @@ def score_on_host(model: HostModel, text: str, windows: int | None) -> tuple[flo
         The perplexity, `exp` of the mean negative log-likelihood of its tokens, and its standard
         error, None of one window.
     """
-    pieces = cut_windows(text, model.tokenizer, model.limit, windows)
-    bos = model.config.bos_token_id
-    losses = [float(window_losses(model.loop, bos, w.scored).mean()) for w in pieces]
+    begin = model.config.begin
+    pieces = cut_windows(text, model.tokenizer, model.limit, windows, bos=bool(begin))
+    losses = [float(window_losses(model.loop, begin, w.tokens).mean()) for w in pieces]
     # windows have as many tokens
     return math.exp(math.fsum(losses) / len(losses)), standard_error(losses)
 

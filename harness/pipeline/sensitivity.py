@@ -116,7 +116,7 @@ def rank_pipeline(
         # Values between rescaled constants are others, but not what the model computes.
         model = write_scaled(whole / MODEL_FILE, load_factors(folder), scratch)
         weights = changed_weights(model, folder / MODEL_FILE)
-        config, scored = load_config(whole / CONFIG_FILE), [window.scored for window in cut]
+        config, scored = load_config(whole / CONFIG_FILE), [window.tokens for window in cut]
         sensitivity = rank_tensors(
             stack.enter_context(SensitivityModel(model, config, scored, weights)),
             load_encodings(folder / ENCODINGS_FILE).by_name(),

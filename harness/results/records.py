@@ -23,7 +23,13 @@ from harness.results.metrics import MAX_COUNT, Measurement, find_metric
 RunKind = Literal["bench", "generate", "perplexity", "embed", "evaluate"]
 RunStatus = Literal["running", "done", "failed", "interrupted"]
 Positions = Literal[
-    "first_cl_minus_ar", "draft_first_cl_minus_ar", "second_half", "decode_steps", "all"
+    "first_cl_minus_ar",
+    "draft_first_cl_minus_ar",
+    "no_bos_first_cl_minus_ar",
+    "draft_no_bos_first_cl_minus_ar",
+    "second_half",
+    "decode_steps",
+    "all",
 ]
 CheckOutcome = Literal["none", "passed", "failed"]
 JsonScalar = str | int | float | bool | None
@@ -180,7 +186,8 @@ class PerplexityDefinition(Record):
 
     Attributes:
         positions: scored positions of each window: Genie scores the first CL - AR, AR being the
-            prefill graph's; `draft_` says that the draft model was scored, by its own AR.
+            prefill graph's; `draft_` says that the draft model was scored, by its own AR, and
+            `no_bos_` that nothing stands before a window, whose first token is not scored then.
             `decode_steps` are the second half of those, decoded one by one.
         windows: number of whole windows of one context length.
         tokens: number of scored tokens in all windows together.

@@ -253,6 +253,11 @@ class Window:
     scored: tuple[int, ...]
     context: tuple[int, ...] = ()
 
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All that follow bos, up to the last that is scored."""
+        return (*self.context, *self.scored)
+
 
 @dataclass(frozen=True)
 class StepWindow:

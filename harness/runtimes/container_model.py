@@ -137,7 +137,7 @@ class ContainerModel(ABC):
         """Cut a text into windows of the container's context length; see `Model.windows`."""
         container = self.container
         limit = ContextLimit.of_draft(container) if role == "draft" else ContextLimit.of(container)
-        return cut_windows(text, self.tokenizer, limit, most)
+        return cut_windows(text, self.tokenizer, limit, most, bos=has_bos(container))
 
     def start(
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
@@ -148,6 +148,11 @@ class ContainerModel(ABC):
     def check_fit(self, device: DeviceProperties) -> None:
         """See `Model.check_fit`."""
         check_fit(self.container, device)
+
+
+def has_bos(container: GenAIContainer) -> bool:
+    """Return whether Genie puts a token before each text."""
+    return container.genie_config.dialog.context.bos_token >= 0
 
 
 def container_of(model: Model) -> GenAIContainer:

@@ -10,13 +10,16 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
-    """Read a `tokenizer.json`."""
+    """Read a `tokenizer.json`, without its truncation and padding."""
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise WrongUseError(f"cannot read the tokenizer {path}: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def encode(tokenizer: "Tokenizer", text: str) -> list[int]:

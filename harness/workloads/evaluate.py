@@ -26,6 +26,7 @@ from harness.runtimes.base import (
     Need,
     TakesChats,
 )
+from harness.runtimes.container_model import has_bos
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.base import (
@@ -172,13 +173,14 @@ class Evaluate(Workload, ChatFields):
         if chat is not None:
             prompts = chat.texts(prompts, self.system)
         is_chat, limit = chat is not None, ContextLimit.of(session.container)
+        begin = int(not is_chat and has_bos(session.container))
         questions = []
         for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True), start=1):
             with _naming(task, number):
                 answers = row.answers
                 question = encode_question(tokenizer, prompt, answers, row.answer, chat=is_chat)
                 longest = max(map(len, question.choices))
-                limit.check(question.bos + len(question.prompt), longest)
+                limit.check(begin + len(question.prompt), longest)
             questions.append(question)
         return questions
 

@@ -300,5 +300,10 @@ def float_perplexity(
 
     (context,) = {len(window.context) for window in windows}
     with open_float(checkpoint, info, engine) as (model, config):
-        pieces = [(*window.context, *window.scored) for window in windows]
+        if not context and not config.begin:
+            raise WrongUseError(
+                f"{info.model} puts bos before texts, and the tokenizer of {checkpoint} nothing: "
+                "build the container again"
+            )
+        pieces = [window.tokens for window in windows]
         return text_perplexity(model, config, pieces, context=context)

@@ -27,14 +27,14 @@ def open_float(
     # Workloads are read and checked without ONNX.
     from buildlib.builder.model_place import find_model
     from buildlib.checkpoint.checkpoint import Checkpoint
-    from buildlib.checkpoint.config import load_config
+    from buildlib.checkpoint.tokenizer import load_text_config
     from buildlib.graph.decoder import export_onnx
     from buildlib.numerics.host_loop import open_onnx
     from buildlib.numerics.transformers import TransformersModel
 
     place = find_model(checkpoint)
     checkpoint = place.folder
-    config = load_config(checkpoint / "config.json")
+    config = load_text_config(checkpoint)
     if engine == "transformers":
         with TransformersModel(checkpoint) as reference:
             yield reference, config

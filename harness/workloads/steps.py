@@ -51,7 +51,7 @@ def cut_steps(windows: Sequence[Window]) -> list[StepWindow]:
     """Halve windows: the first half is the prompt, the second is decoded."""
     halves = [len(window.scored) // 2 for window in windows]
     return [
-        StepWindow(window.scored[:half], window.scored[half:])
+        StepWindow((*window.context, *window.scored[:half]), window.scored[half:])
         for window, half in zip(windows, halves, strict=True)
     ]
 
@@ -128,7 +128,7 @@ def model_steps(
 
     steps = []
     for window in windows:
-        prompt = [config.bos_token_id, *window.prompt] if window.bos else window.prompt
+        prompt = [*config.begin, *window.prompt] if window.bos else window.prompt
         tokens = [*prompt, *window.following[:-1]]
         logits = np.concatenate([each for _, each in feed_window(model, tokens)])
         steps.append(logits[len(prompt) - 1 :])

@@ -53,7 +53,7 @@ def make_checkpoint() -> MakeCheckpoint:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(data))
-        write_tokenizer(folder, config.vocab_size)
+        write_tokenizer(folder, config.vocab_size, config.bos_token_id)
         return folder
 
     return make

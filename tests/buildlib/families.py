@@ -157,7 +157,7 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(dict(config)))
-    write_tokenizer(folder, read.vocab_size)
+    write_tokenizer(folder, read.vocab_size, read.bos_token_id)
     return folder
 
 

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.tokenizer import text_windows
@@ -25,11 +25,16 @@ LLAMA3_SCALING = {
 }
 
 
-def write_tokenizer(folder: Path, size: int) -> None:
-    """Write a tokenizer of a letter a token, from U+0100 on."""
+def write_tokenizer(folder: Path, size: int, bos: int | None = None) -> None:
+    """Write a tokenizer of a letter a token, from U+0100 on, which puts `bos` before texts."""
     letters = {chr(0x100 + token): token for token in range(size)}
     tokenizer = Tokenizer(models.WordLevel(letters, unk_token=chr(0x100)))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    if bos is not None:
+        letter = chr(0x100 + bos)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{letter} $A", special_tokens=[(letter, bos)]
+        )
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
@@ -53,8 +58,9 @@ def export_checkpoint(
 def copy_of_export(name: str, target: Path, *, text: bool = True) -> Path:
     """An export with a tokenizer of a letter a token, and `text` to calibrate on."""
     shutil.copytree(EXPORTS / name, target)
-    size = json.loads((target / "config.json").read_text())["vocab_size"]
-    write_tokenizer(target, size)
+    config = json.loads((target / "config.json").read_text())
+    size = config["vocab_size"]
+    write_tokenizer(target, size, config.get("bos_token_id"))
     if text:
         (target / "text").mkdir()
         letters_in_turn = (chr(0x103 + (7 * i * i + 3 * i) % (size - 3)) for i in range(400))

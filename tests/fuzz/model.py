@@ -48,6 +48,6 @@ def write_model(folder: Path) -> Path:
         tensors[name] = values.astype(np.float32)
     save_file(tensors, checkpoint / "model.safetensors")
     (checkpoint / "config.json").write_text(json.dumps(CONFIG))
-    write_tokenizer(checkpoint, config.vocab_size)
+    write_tokenizer(checkpoint, config.vocab_size, config.bos_token_id)
     text = "".join(chr(0x100 + int(i)) for i in rng.integers(2, config.vocab_size, 200))
     return export_checkpoint(checkpoint, text, folder, SHAPE, n_windows=4)

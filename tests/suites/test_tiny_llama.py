@@ -77,7 +77,7 @@ def test_begin_and_end_are_real_tokens(architecture: Architecture, tokenizer: To
     for name in ("bos_token", "eos_token"):
         token = getattr(architecture, f"{name}_id")
         assert tokenizer.token_to_id(settings[name]) == generation[f"{name}_id"] == token
-    assert tokenizer.encode("").ids == []  # encoding adds nothing
+    assert tokenizer.encode("").ids == [architecture.bos_token_id]
     assert tokenizer.decode(tokenizer.encode(" In the beginning\n").ids) == " In the beginning\n"
 
 

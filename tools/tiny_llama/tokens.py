@@ -18,7 +18,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def plain(tokenizer: Tokenizer, text: str) -> Ids:
     """Return the ids of a text without begin or end of text, `[n]`."""
-    return np.array(tokenizer.encode(text).ids, dtype=np.int64)
+    return np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
 
 def stream(tokenizer: Tokenizer, architecture: Architecture, text: str) -> Ids:
@@ -29,7 +29,7 @@ def stream(tokenizer: Tokenizer, architecture: Architecture, text: str) -> Ids:
     ids: list[int] = []
     for document in text.split("\n\n"):
         ids.append(architecture.bos_token_id)
-        ids.extend(tokenizer.encode(document.rstrip("\n") + "\n").ids)
+        ids.extend(tokenizer.encode(document.rstrip("\n") + "\n", add_special_tokens=False).ids)
         ids.append(architecture.eos_token_id)
     return np.array(ids, dtype=np.int64)
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
 from suites.models import tiny_llama
@@ -23,7 +24,7 @@ SIZE = 1280
 def train(text: Path) -> Tokenizer:
     """Return a tokenizer of `SIZE` tokens; ids 0 and 1 are begin and end of text.
 
-    Encoding a text adds neither of them.
+    Begin of text stands before a text, as in training.
     """
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -35,6 +36,11 @@ def train(text: Path) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train([str(text)], trainer)
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{BEGIN_OF_TEXT} $A",
+        pair=f"{BEGIN_OF_TEXT} $A {BEGIN_OF_TEXT}:1 $B:1",
+        special_tokens=[(BEGIN_OF_TEXT, 0)],
+    )
     return tokenizer
 
 

@@ -8,7 +8,7 @@ from buildlib.builder.sources import CheckpointSource
 from buildlib.builder.stage import CachedStage
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.layout import CONFIG_FILE
-from buildlib.files import atomic_write_bytes
+from buildlib.checkpoint.tokenizer import write_configuration
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 
@@ -42,6 +42,6 @@ class AuthorModel(CachedStage):
     def run(self, folder: Path) -> None:
         checkpoint = Checkpoint.load(self.checkpoint.folder)
         checkpoint.check_content()
-        for path in (checkpoint.folder / CONFIG_FILE, checkpoint.tokenizer_path):
-            atomic_write_bytes(folder / path.name, path.read_bytes())
+        config = (checkpoint.folder / CONFIG_FILE).read_bytes()
+        write_configuration(config, checkpoint.tokenizer_path, folder)
         export_onnx(checkpoint, self.shape, folder)

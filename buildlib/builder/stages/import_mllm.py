@@ -6,9 +6,9 @@ from pathlib import Path
 
 from buildlib.builder.stage import CachedStage
 from buildlib.checkpoint.checkpoint import Checkpoint
-from buildlib.checkpoint.layout import ENCODINGS_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE
+from buildlib.checkpoint.tokenizer import write_configuration
 from buildlib.encodings.files import save_encodings
-from buildlib.files import atomic_write_bytes
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.mllm.canonical import restore_encodings, write_checkpoint
@@ -50,7 +50,7 @@ class ImportMllm(CachedStage):
     def run(self, folder: Path) -> None:
         tensors = self.file.tensors
         write_checkpoint(tensors, self.model, self.aot, folder)
-        atomic_write_bytes(folder / TOKENIZER_FILE, self.tokenizer.read_bytes())
+        write_configuration((folder / CONFIG_FILE).read_bytes(), self.tokenizer, folder)
         checkpoint = Checkpoint.load(folder)
         checkpoint.check_content()
         onnx = export_onnx(checkpoint, self.shape, folder)

@@ -10,8 +10,8 @@ from buildlib.builder.sources import OnnxSource
 from buildlib.builder.stage import CachedStage
 from buildlib.cache.key import text_sha256
 from buildlib.checkpoint.config import load_config
-from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
-from buildlib.checkpoint.tokenizer import check_tokenizer
+from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
+from buildlib.checkpoint.tokenizer import check_tokenizer, write_configuration
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import external_tensors, link_into, load_model
@@ -65,7 +65,7 @@ class ImportOnnx(CachedStage):
         with original_paths(source, copies):
             config = load_config(folder / CONFIG_FILE)
         check_tokenizer(source.tokenizer, config)
-        atomic_write_bytes(folder / TOKENIZER_FILE, source.tokenizer.read_bytes())
+        write_configuration(source.config.encode(), source.tokenizer, folder)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".source.") as scratch:
             placed = link_into(source.model, Path(scratch), MODEL_FILE)
             for path in {Path(tensor.path) for tensor in external_tensors(model)}:

@@ -13,7 +13,7 @@ from buildlib.builder.stages.add_lora import BEYOND_FILE, LORA_FILE
 from buildlib.builder.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.cache.key import combined_sha256
 from buildlib.cache.layout import CacheEntry
-from buildlib.checkpoint.config import DecoderConfig, load_config
+from buildlib.checkpoint.config import NO_BOS, DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.rotary import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling
 from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate
@@ -240,7 +240,7 @@ def genie_config(
         context=Context(
             size=context_length,
             n_vocab=config.vocab_size,
-            bos_token=config.bos_token_id,
+            bos_token=next(iter(config.begin), NO_BOS),
             eos_token=eos[0] if len(eos) == 1 else eos,
         ),
         head_dim=config.head_dim,

@@ -77,12 +77,16 @@ class SensitivityModel(Closeable):
     ) -> None:
         self._changed_weights = dict(changed or {})
         self._own: Quantized = {}
-        self._config, bos = config, config.bos_token_id
-        tokens = [[bos, *window[:-1]] for window in windows]
-        self._loop = SegmentLoop(model_path, config, tokens, join=join)
+        self._config, begin = config, config.begin
+        fed = [[*begin, *window][:-1] for window in windows]
+        self._loop = SegmentLoop(model_path, config, fed, join=join)
         ar = self._loop.shape.ar
-        whole = [window[: len(window) // ar * ar] for window in windows]
-        self.reference = FloatLogits([window for window in whole if window], config)
+        whole = [
+            window[: len(tokens) // ar * ar + 1 - len(begin)]
+            for window, tokens in zip(windows, fed, strict=True)
+            if len(tokens) >= ar
+        ]
+        self.reference = FloatLogits(whole, config)
         self._scratch = tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".variants.")
         graphs = [self._loop.segment(index).graph for index in range(self._loop.n_segments)]
         self.names = [_names(graph, first=not index) for index, graph in enumerate(graphs)]

@@ -50,7 +50,7 @@ from harness.runtimes.base import (
 )
 from harness.runtimes.bundles.python import NAMED
 from harness.runtimes.bundles.sources import PROGRAMS
-from harness.runtimes.container_model import ContainerModel, ContainerRuntime
+from harness.runtimes.container_model import ContainerModel, ContainerRuntime, has_bos
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import check_limits, open_container, target_of
@@ -500,7 +500,9 @@ class GenieRuntime(ContainerRuntime):
 
     def positions(self, role: ModelRole = "target") -> Positions:
         """Name the positions that Genie scores."""
-        return "draft_first_cl_minus_ar" if role == "draft" else "first_cl_minus_ar"
+        if has_bos(self._container):
+            return "draft_first_cl_minus_ar" if role == "draft" else "first_cl_minus_ar"
+        return "draft_no_bos_first_cl_minus_ar" if role == "draft" else "no_bos_first_cl_minus_ar"
 
     def _limit_of(self, role: ModelRole) -> ContextLimit:
         return self._draft_limit if role == "draft" else self._limit

@@ -32,7 +32,7 @@ from harness.runtimes.base import (
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.python import NAMED, find_python
 from harness.runtimes.bundles.sources import ANDROID, find_qnn
-from harness.runtimes.container_model import ContainerModel, ContainerRuntime
+from harness.runtimes.container_model import ContainerModel, ContainerRuntime, has_bos
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import open_container, qnn_api_files, target_of
 from harness.runtimes.genie.output import (
@@ -231,7 +231,7 @@ class GraphRuntime(ContainerRuntime):
     def positions(self, role: ModelRole = "target") -> Positions:
         """Name the positions that are scored: the same as Genie's."""
         self._require_target(role)
-        return "first_cl_minus_ar"
+        return "first_cl_minus_ar" if has_bos(self._container) else "no_bos_first_cl_minus_ar"
 
     def score(
         self,
@@ -242,11 +242,13 @@ class GraphRuntime(ContainerRuntime):
         """Score windows by prefill, one after another in one process."""
         self._require_target(role)
         config = plain_config(DialogSettings(lora=lora or None), self._container)
-        inputs = {"texts.json": json.dumps([window.scored for window in windows])}
+        inputs = {"texts.json": json.dumps([window.tokens for window in windows])}
         command = ["--score", "texts.json", "--summary", "scores.json"]
         folder = self.folder()
         self._run(folder, config, command, inputs, times=len(windows))
-        result = parse_perplexity(folder.read("scores.json"), windows, self.device.serial)
+        result = parse_perplexity(
+            folder.read("scores.json"), windows, self.device.serial, self.positions()
+        )
         trace = self._read_trace(folder)
         return replace(result, traces=(trace,) if trace else ())
 

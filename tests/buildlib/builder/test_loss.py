@@ -79,7 +79,7 @@ def test_the_loss_is_that_of_the_quantized_model_and_names_its_remedies(
     assert all(loss.kinds[kind] > 0.05 for kind in ("key", "value"))
     assert all(loss.kinds[kind] < 0.02 for kind in ("weight", "residual", "activation"))
     [keys] = [line for line in loss.remarks if "keys reach" in line]
-    assert keys.startswith("layer 0: keys reach 160, median 0.84; 8 bits leave most of them 1.2")
+    assert keys.startswith("layer 0: keys reach 155, median 0.85; 8 bits leave most of them 1.3")
     assert keys.endswith(": quantization.kv_bitwidth=16")
     assert len(loss.remarks) == 2
     with pytest.warns(ModelWarning, match=r"costs mine much: KL 0\.2.*kv_bitwidth=16"):

@@ -89,7 +89,6 @@ def test_a_missing_or_truncated_file_is_named(copy: Path, name: str, keep: int |
         ({"num_attention_heads": 0}, False),
         ({"num_key_value_heads": 4}, False),
         ({"head_dim": 13}, False),
-        ({"bos_token_id": None}, False),
         ({"bos_token_id": 300}, False),
         ({"eos_token_id": [1, -1]}, False),
         ({"rope_theta": float("nan")}, False),
@@ -188,7 +187,6 @@ def test_weights_that_are_no_numbers_are_named_with_their_place(
     [
         ({}, [AddedToken("<a>", special=True)], "'<a>' has the id 300.*embeddings for 300"),
         ({}, [AddedToken("<image_soft_token>", special=True)], None),
-        ({"bos_token_id": 299}, [], "no token 299, the bos_token_id"),
         ({"eos_token_id": [1, 298, 299]}, [], "no token 299, the eos_token_id"),
         ({"eos_token_id": [1, 298]}, [], None),
     ],

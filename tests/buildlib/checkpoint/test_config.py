@@ -56,7 +56,7 @@ def test_an_unknown_architecture_with_the_usual_keys_is_read(tmp_path: Path) -> 
     config = load(tmp_path)
     assert config.architecture is None
     assert (config.num_key_value_heads, config.head_dim, config.rotary_dim) == (4, 16, 16)
-    assert config.bos_token_id == 7
+    assert config.bos_token_id is None
     assert not config.attention_bias
     assert config.qk_norm is None
 
@@ -176,10 +176,7 @@ BY_KIND = {"full_attention": {"rope_theta": 1e6}, **LOCAL_SCALING}
         ({"model_type": 3}, "model_type"),
         ({"model_type": "a\nb"}, "model_type"),
         ({"model_type": "\0"}, "model_type"),
-        *(
-            ({"model_type": kind, "num_key_value_heads": 2, "bos_token_id": None}, "bos_token_id")
-            for kind in ("llama", "mistral", "phi3")
-        ),
+        ({"bos_token_id": -2}, "bos_token_id"),
         *(
             ({"rope_scaling": {"type": kind, "factor": 4.0}}, f"rope scaling {kind!r} {KNOWN}")
             for kind in ("proportional", "mrope", None, 3, ["linear"])
@@ -269,7 +266,7 @@ def test_hostile_values_are_read_soundly_or_refused_in_one_line(
     assert config.num_key_value_heads * config.group_size == config.num_attention_heads
     assert 2 <= config.rotary_dim <= config.head_dim
     assert config.rotary_dim % 2 == 0
-    assert max(config.bos_token_id, *config.eos_token_ids) < config.vocab_size
+    assert max(*config.begin, *config.eos_token_ids) < config.vocab_size
     if config.head_dim <= 1024:
         cos, sin = rope_tables(config, 3)
         assert cos.shape == sin.shape == (3, config.rotary_dim // 2)
@@ -291,8 +288,8 @@ def test_what_is_no_object_is_refused_in_one_line(tmp_path: Path, text: str) -> 
     ("changes", "key", "value"),
     [
         *(({"model_type": kind}, "bos_token_id", 1) for kind in ("llama", "mistral", "phi3")),
-        ({"model_type": "qwen2", "eos_token_id": 9}, "bos_token_id", 9),
-        ({"model_type": "qwen2", "eos_token_id": 9, "bos_token_id": None}, "bos_token_id", 9),
+        ({"model_type": "qwen2", "eos_token_id": 9}, "bos_token_id", None),
+        ({"model_type": "llama", "bos_token_id": -1}, "bos_token_id", None),
         ({"model_type": "qwen2"}, "attention_bias", True),
         ({"model_type": "qwen2"}, "attention_out_bias", False),
         ({"sliding_window": 32}, "sliding_window", 32),

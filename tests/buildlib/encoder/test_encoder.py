@@ -150,7 +150,7 @@ def test_pooling_is_that_of_sentence_transformers(tmp_path: Path) -> None:
 
 
 def test_special_tokens_are_the_prompt_template(export: Path, tmp_path: Path) -> None:
-    assert prompt_template(export / "tokenizer.json") == ("", "")
+    assert prompt_template(export / "tokenizer.json") == ("<|begin_of_text|>", "")
     tokenizer = json.loads((export / "tokenizer.json").read_text())
     first, last = (each["content"] for each in tokenizer["added_tokens"][:2])
     special = {

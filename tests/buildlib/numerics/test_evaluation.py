@@ -38,7 +38,7 @@ def test_every_stage_is_evaluated_over_the_positions_of_its_float_model(
             logits[path] = []
             for window in WINDOWS:
                 loop.reset()
-                logits[path].append(loop.feed([config.bos_token_id, *window[:-1]]))
+                logits[path].append(loop.feed([*config.begin, *window[:-1]]))
     wanted = measure_divergence(logits[qdq], logits[model], WINDOWS)
     assert found.kl == pytest.approx(wanted.kl, rel=1e-3)
     assert found.top1 == wanted.top1

@@ -111,10 +111,13 @@ def test_parts_that_attend_to_nothing_have_an_ar_alone() -> None:
 def test_losses_are_of_each_token_after_bos(loop: HostLoop) -> None:
     window = np.random.default_rng(2).integers(0, 300, CL - 1).tolist()
     loop.feed([9, 9, 9])  # forgotten
-    losses = window_losses(loop, 0, window)
+    losses = window_losses(loop, (0,), window)
     loop.reset()
     expected = token_losses(loop.feed([0, *window[:-1]]), window)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert losses.shape == (CL - 1,)
+    loop.reset()
+    alone = token_losses(loop.feed(window[:-1]), window[1:])
+    np.testing.assert_allclose(window_losses(loop, (), window), alone, rtol=1e-5)
     with pytest.raises(BuildError, match="97 tokens"):
-        window_losses(loop, 0, [5] * (CL + 1))
+        window_losses(loop, (0,), [5] * (CL + 1))

@@ -29,7 +29,7 @@ def text_tokens(n_tokens: int) -> list[int]:
     """Held-out text, which begins with bos."""
     tokenizer = load_tokenizer(tiny_llama.folder() / "tokenizer.json")
     text = tokenizer.encode(tiny_llama.heldout_text(), add_special_tokens=False).ids
-    return [Checkpoint.load(tiny_llama.folder()).config.bos_token_id, *text[: n_tokens - 1]]
+    return [*Checkpoint.load(tiny_llama.folder()).config.begin, *text[: n_tokens - 1]]
 
 
 def float_logits(folder: Path, out: Path, tokens: Sequence[int]) -> Logits:

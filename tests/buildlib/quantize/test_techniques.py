@@ -449,7 +449,11 @@ def test_four_bits_close_half_of_the_gap_to_float(trained: Path, tmp_path: Path)
     (default,) = QuantizationOptions(param_bitwidth=4).weight_techniques
     best = optimized(model, tmp_path / "best", default)
     worst = nearest_model(replace(model, token_windows=windows[:1]), tmp_path / "nearest")
-    tokens = load_tokenizer(checkpoint.tokenizer_path).encode(tiny_llama.heldout_text()).ids
+    tokens = (
+        load_tokenizer(checkpoint.tokenizer_path)
+        .encode(tiny_llama.heldout_text(), add_special_tokens=False)
+        .ids
+    )
     scored = [tokens[start : start + 127] for start in range(0, len(tokens) - 127, 127 * 24)]
     in_float, gap, rest = (
         math.log(onnx_perplexity({64: [each]}, checkpoint.config, scored))

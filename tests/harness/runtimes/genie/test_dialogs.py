@@ -159,7 +159,7 @@ def test_a_sliding_window_generates_twice_the_context(
     session: Session, changed: Callable[[Edit], str]
 ) -> None:
     def slide(dialog: dict[str, Any]) -> None:
-        dialog["context"]["size"] = 160
+        dialog["context"] |= {"size": 160, "eos-token": 2}  # the answer has its own end token
         dialog["engine"]["longcontext"] = {
             "version": 1,
             "type": "sliding-window",

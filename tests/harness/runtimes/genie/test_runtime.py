@@ -88,7 +88,7 @@ def test_greedy_text_equals_the_host_loop_over_the_same_graphs(
         binaries, OrtQnnToolchain(), soc_model=container.metadata.target.soc_model
     )
     with HostLoop(chains, config) as loop:
-        ids = loop.greedy([config.bos_token_id, *prompt], 4, frozenset(config.eos_token_ids))
+        ids = loop.greedy([*config.begin, *prompt], 4, frozenset(config.eos_token_ids))
     assert result.text == tokenizer.decode(ids)
     assert result.metrics["prompt_tokens"] == 1 + len(prompt)  # bos
     assert result.metrics["generated_tokens"] == 4

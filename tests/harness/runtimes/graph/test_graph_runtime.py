@@ -38,8 +38,10 @@ from harness.runtimes.genie.runtime import GenieRuntime
 from harness.runtimes.graph.runtime import GraphRuntime, open_model
 from harness.runtimes.graph.tensors import FloatReference, parse_dump
 from harness.workloads.perplexity import float_perplexity
+from harness.workloads.steps import cut_steps
 from suites.models import tiny_llama
 from tests.builders import builder_for
+from tests.repackaged import repackage
 
 SHAPE = GraphShape(32, 192)
 PROMPT = "In the beginning God created the heaven and the earth. And God said,"
@@ -103,6 +105,44 @@ def test_a_cache_of_16_bits_is_that_of_genie(virtual_device: Device, build_cache
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)
     in_float = float_perplexity(tiny_llama.folder(), model.info, windows)
     assert scores[0] == pytest.approx(in_float, rel=0.01)  # 160 tokens: 0.3 % is one deviation
+
+
+def test_without_bos_a_text_is_scored_from_its_second_token_on(
+    virtual_device: Device, tiny_bundle: Path, checkpoint_without_bos: Path, tmp_path: Path
+) -> None:
+    """Host, Genie and graphs over the same positions as the loss of transformers."""
+    plain = GenAIContainer.load(tiny_bundle)
+    container = repackage(
+        plain, plain.genie_config.with_special_tokens(bos_token=-1, eos_token=(1,)), tmp_path / "c"
+    )
+    model = open_model(container.path)
+    windows = model.windows(tiny_llama.heldout_text(), 4)
+    in_float = float_perplexity(checkpoint_without_bos, model.info, windows)
+    assert in_float == pytest.approx(17.05281, rel=1e-4)  # transformers 5.24, `labels=input_ids`
+    with both(virtual_device, container) as (genie, graph):
+        scored, other = genie.score(windows[:1]), graph.score(windows[:1])
+        assert scored.positions == other.positions == "no_bos_first_cl_minus_ar"
+        steps = cut_steps(windows[:1])
+        step = replace(steps[0], following=steps[0].following[:2])
+        logits = [one.decode_steps([step]).windows[0] for one in (genie, graph)]
+    assert scored.perplexity == pytest.approx(other.perplexity, rel=1e-5)
+    assert scored.perplexity == pytest.approx(15.61255, rel=0.01)  # of the first window
+    np.testing.assert_array_equal(logits[0], logits[1])
+    with_bos = open_model(tiny_bundle).windows(tiny_llama.heldout_text(), 1)
+    with pytest.raises(WrongUseError, match="build the container again"):
+        float_perplexity(checkpoint_without_bos, model.info, with_bos)
+
+
+@pytest.fixture
+def checkpoint_without_bos(tmp_path: Path) -> Path:
+    """The reference model with a tokenizer that puts nothing before texts."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).symlink_to(tiny_llama.folder() / name)
+    tokenizer = json.loads((tiny_llama.folder() / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
+    return folder
 
 
 @pytest.mark.parametrize(

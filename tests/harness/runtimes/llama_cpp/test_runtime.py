@@ -88,7 +88,7 @@ def greedy(prompt: str, count: int) -> str:
     folder = tiny_llama.folder()
     architecture, weights = Architecture.load(folder), load_weights(folder)
     tokenizer = load_tokenizer(folder)
-    ids = [architecture.bos_token_id, *tokenizer.encode(prompt).ids]
+    ids = [architecture.bos_token_id, *tokenizer.encode(prompt, add_special_tokens=False).ids]
     start = len(ids)
     for _ in range(count):
         ids.append(int(logits(architecture, weights, np.array(ids))[-1].argmax()))
@@ -100,7 +100,7 @@ def test_greedy_text_is_that_of_the_model_in_float(runtime: LlamaCppRuntime, pro
     result = runtime.generate(GenerationRequest(8, prompt=prompt))
     assert result.text == greedy(prompt, 8)
     assert result.metrics["generated_tokens"] == 8
-    tokens = load_tokenizer(tiny_llama.folder()).encode(prompt).ids
+    tokens = load_tokenizer(tiny_llama.folder()).encode(prompt, add_special_tokens=False).ids
     assert result.metrics["prompt_tokens"] == 1 + len(tokens)
     assert result.early_end is None
 
