@@ -11,7 +11,7 @@ from buildlib.builder.runner import OnStage, StageRunner
 from buildlib.builder.sources import OnnxSource
 from buildlib.builder.stages.import_mllm import ImportMllm
 from buildlib.cache.store import StageCache
-from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.layout import CONFIG_FILE, GENERATION_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.chat_template import ChatTemplate
 from buildlib.files import check_file
 from buildlib.graph.shape import GraphShape
@@ -88,8 +88,9 @@ def plan_context(
     toolchain.check(plan.compilation)
     with StageCache(cache_root, name) as cache:
         runner = StageRunner(toolchain, cache, cache_root, on_stage)
-        paths = (files.parameters, files.config_file, files.aot_file, files.tokenizer)
-        hashes = runner.watch.hash({path.name: path for path in paths})
+        generation = files.tokenizer.with_name(GENERATION_FILE)
+        paths = (files.parameters, files.config_file, files.aot_file, files.tokenizer, generation)
+        hashes = runner.watch.hash({path.name: path for path in paths if path.is_file()})
         stage = ImportMllm(file, files.config, files.aot, files.tokenizer, hashes, shape)
         entry = runner.run(stage)
     source = OnnxSource(

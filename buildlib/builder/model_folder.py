@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from buildlib.checkpoint.config import load_config
-from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.layout import CONFIG_FILE, GENERATION_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tokenizer import text_windows
 from buildlib.container.manifest import LossRecord
 from buildlib.errors import InvalidOptionError, LossTooLargeError, ModelWarning
@@ -34,7 +34,8 @@ _LOSS_WINDOWS, _LOSS_TOKENS = 4, 128
 
 def link_configuration(model_folder: Path, into: Path) -> None:
     """Link configuration and tokenizer of a model folder, and what is known of it, into another."""
-    known = (name for name in (FACTORS_FILE, _LOSS_FILE) if (model_folder / name).is_file())
+    more = (GENERATION_FILE, FACTORS_FILE, _LOSS_FILE)
+    known = (name for name in more if (model_folder / name).is_file())
     for name in (CONFIG_FILE, TOKENIZER_FILE, *known):
         link_into(model_folder / name, into)
 

@@ -18,6 +18,7 @@ from buildlib.checkpoint.layout import (
     CALIBRATION_TEXT,
     CONFIG_FILE,
     ENCODINGS_FILE,
+    GENERATION_FILE,
     MODEL_FILE,
     TOKENIZER_FILE,
 )
@@ -68,6 +69,8 @@ class OnnxSource:
         data = {Path(tensor.path) for tensor in external_tensors(load_model(self.model))}
         files = {path.name: path for path in sorted(data)}
         files |= {self.model.name: self.model, TOKENIZER_FILE: self.tokenizer}
+        generation = self.tokenizer.with_name(GENERATION_FILE)
+        files |= {GENERATION_FILE: generation} if generation.is_file() else {}
         if self.encodings is not None:
             files[ENCODINGS_FILE] = self.encodings
         return files
@@ -118,7 +121,7 @@ class CheckpointSource:
         """Return every file of the user's that decides the build, by name."""
         if self.place is not None and self.place.file is not None:
             return {self.place.file.name: self.place.file}
-        paths = [self.folder / CONFIG_FILE, self.folder / TOKENIZER_FILE]
+        paths = [self.folder / name for name in (CONFIG_FILE, TOKENIZER_FILE, GENERATION_FILE)]
         paths += sorted(self.folder.glob("*.safetensors*"))
         return {path.name: path for path in paths if path.is_file()}
 

@@ -9,6 +9,7 @@ from buildlib.files import check_file
 
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
+GENERATION_FILE: Final = "generation_config.json"
 MODEL_FILE: Final = "model.onnx"
 ENCODINGS_FILE: Final = "model.encodings"
 CALIBRATION_TEXT: Final = Path("text") / "calibration.txt"

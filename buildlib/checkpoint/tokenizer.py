@@ -7,12 +7,14 @@ What stands before a text is what transformers puts there: the tokens of the pos
 
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from buildlib.checkpoint.config import NO_BOS, DecoderConfig, load_config
-from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.generation import load_generation
+from buildlib.checkpoint.layout import CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILE
 from buildlib.errors import BuildError, ModelFileError, ModelWarning
 from buildlib.files import atomic_write_bytes, check_file
 
@@ -117,11 +119,18 @@ def load_text_config(folder: Path) -> DecoderConfig:
 def write_configuration(config: bytes, tokenizer: Path, folder: Path) -> None:
     """Write `config.json` and `tokenizer.json` of a model as stages and containers read them.
 
-    `bos_token_id` becomes the token that stands before a text, -1 if none does. The tokenizer is
-    the file itself, but without truncation and padding.
+    `bos_token_id` becomes the token that stands before a text, -1 if none does, and `eos_token_id`
+    what `generation_config.json` beside the tokenizer has, which is copied. The tokenizer is the
+    file itself, but without truncation and padding.
     """
     bos, values = text_bos(tokenizer), json.loads(config)
     stated = values | {"bos_token_id": NO_BOS if bos is None else bos}
+    generation = tokenizer.with_name(GENERATION_FILE)
+    if generation.is_file():
+        ends = load_generation(tokenizer.parent).eos_token_ids
+        _check_ends(load_tokenizer(tokenizer), ends, GENERATION_FILE, tokenizer)
+        stated |= {"eos_token_id": list(ends)} if ends else {}
+        atomic_write_bytes(folder / GENERATION_FILE, generation.read_bytes())
     if stated != values:
         config = json.dumps(stated, indent=2).encode()
     atomic_write_bytes(folder / CONFIG_FILE, config)
@@ -145,9 +154,13 @@ def check_tokenizer(path: Path, config: DecoderConfig) -> None:
             "(vocab_size in config.json): it is the tokenizer of another model"
         )
         raise ModelFileError(path, reason)
-    for each in config.eos_token_ids:
+    _check_ends(tokenizer, config.eos_token_ids, CONFIG_FILE, path)
+
+
+def _check_ends(tokenizer: Tokenizer, ends: Sequence[int], file: str, path: Path) -> None:
+    for each in ends:
         if tokenizer.id_to_token(each) is None:
-            raise ModelFileError(path, f"it has no token {each}, the eos_token_id of config.json")
+            raise ModelFileError(path, f"it has no token {each}, the eos_token_id of {file}")
 
 
 def spread_windows(

@@ -258,6 +258,7 @@ def _print_manifest(
         **{f"loss {n}": remark for n, remark in enumerate(remarks, 1)},
         "KV cache": _kv_cache(container),
         "chat template": "none" if template is None else "yes",
+        "proposed sampler": _sampler(container),
         **{
             f"stored {name}": value
             for name, value in model.quantization.items()
@@ -272,6 +273,21 @@ def _print_manifest(
         facts[f"registers {number}"] = f"{one} sha256:{metadata.files[one.file].sha256[:16]}"
     print_facts(console, facts)
     _print_files(console, {part.name: (part.size_bytes, part.kind) for part in container.sizes})
+
+
+def _sampler(container: GenAIContainer) -> str | None:
+    """Say how a program that opens the container's dialog by itself chooses tokens."""
+    if container.embeds:
+        return None
+    sampler = container.genie_config.dialog.sampler
+    penalty = sampler.token_penalty and sampler.token_penalty.repetition_penalty
+    values = {"temp": sampler.temp, "top-k": sampler.top_k, "top-p": sampler.top_p}
+    words = (
+        ["greedy"]
+        if sampler.is_greedy
+        else [f"{key} {one:g}" for key, one in values.items() if one is not None]
+    )
+    return ", ".join([*words, *([f"repetition penalty {penalty:g}"] if penalty else [])])
 
 
 def _kv_cache(container: GenAIContainer) -> str | None:

@@ -14,10 +14,12 @@ from buildlib.builder.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.cache.key import combined_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import NO_BOS, DecoderConfig, load_config
+from buildlib.checkpoint.generation import GenerationConfig, load_generation
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.rotary import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling
 from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
+from buildlib.container.genie_decoding import GREEDY, Sampler, TokenPenalty
 from buildlib.container.genie_engine import Lora
 from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.htp_config import htp_config
@@ -199,7 +201,9 @@ def compose(plan: BuildPlan, prepared: PreparedModel, ctx_bins: Sequence[str]) -
         ctx_bins: names of the binaries in the order of data flow.
     """
     decoder = load_config(prepared.model / CONFIG_FILE)
-    config = genie_config(decoder, plan.context_lengths[-1], ctx_bins, plan.target)
+    length = plan.context_lengths[-1]
+    config = genie_config(decoder, length, ctx_bins, plan.target)
+    config = config.with_dialog(sampler=proposed_sampler(load_generation(prepared.model), length))
     extras: dict[str, ContainerFile] = {}
     if prepared.lora is not None:
         config = config.with_lora(
@@ -228,6 +232,28 @@ def compose(plan: BuildPlan, prepared: PreparedModel, ctx_bins: Sequence[str]) -
         name = f"{PREFIX_FOLDER}/{CACHE_FILE}"
         extras[name] = ContainerFile(prepared.forecast / name, "forecast_prefix")
     return Composition(config, extras)
+
+
+def proposed_sampler(generation: GenerationConfig, context_length: int) -> Sampler:
+    """Return the sampler that a model's publisher proposes; greedy if he proposes none.
+
+    Programs that open a container's dialog themselves begin with it. Commands of qnnfarm are greedy
+    unless they are told otherwise.
+    """
+    if not generation.do_sample or not generation.temperature or generation.top_k == 1:
+        return GREEDY  # at top-k 1 Genie 1.21 applies no penalty
+    penalty = None
+    if generation.repetition_penalty != 1:
+        penalty = TokenPenalty(
+            penalize_last_n=context_length, repetition_penalty=generation.repetition_penalty
+        )
+    return Sampler(
+        seed=GREEDY.seed,
+        temp=generation.temperature,
+        top_k=generation.top_k,
+        top_p=generation.top_p,
+        token_penalty=penalty,
+    )
 
 
 def genie_config(
