@@ -14,6 +14,7 @@ from buildlib.cache.layout import SIDECAR
 from buildlib.cache.records import read_files, read_info
 from buildlib.checkpoint.architectures import detect_architecture
 from buildlib.checkpoint.config import check_checkpoint_config, load_config, unread_keys
+from buildlib.checkpoint.generation import load_generation
 from buildlib.checkpoint.gguf.config import Metadata, read_config
 from buildlib.checkpoint.gguf.tokenizer import GgufTokenizer
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE, read_json
@@ -92,10 +93,13 @@ def _inspect_checkpoint(config_file: Path, *, json: bool) -> None:
         config = load_config(config_file).model_dump(mode="json", exclude_none=True)
     model, unread = unread_keys(config_file)
     about = _tokenizer_facts(config_file.with_name(TOKENIZER_FILE))
+    acting = load_generation(config_file.parent).model_dump(mode="json", exclude_unset=True)
     if json:
-        print_json({"config": config, "class": model, "not_read": unread, "tokenizer": about})
+        more = {"tokenizer": about, "generation": acting}
+        print_json({"config": config, "class": model, "not_read": unread, **more})
         return
     facts = {f"tokenizer {key}": value for key, value in about.items()}
+    facts |= {f"generation {key}": value for key, value in acting.items()}
     print_facts(answers(), {**config, **facts, f"not read by {model}": ", ".join(unread)})
 
 

@@ -8,6 +8,7 @@ from buildlib.builder.build import BuildOutputs
 from buildlib.toolchains.base import TensorInfo
 from harness.cli.tensors import alike, common_name
 from suites.models import tiny_llama
+from tests.buildlib.checkpoint.tokenizer_families import write
 from tests.harness.cli.conftest import Run
 from tools.tiny_llama.gguf_file import write_gguf
 
@@ -55,6 +56,23 @@ def test_a_checkpoint_and_the_keys_that_its_code_does_not_read(
     assert answer["config"]["rope_theta"] == 10000.0
     built = qnnfarm("build", tmp_path, "--target", "SM8750", "--out", tmp_path / "out", "-v")
     assert f"not read by LlamaForCausalLM: {unread}" in built.stderr
+
+
+def test_what_the_tokenizer_and_the_generation_settings_say(qnnfarm: Run, tmp_path: Path) -> None:
+    shutil.copy(tiny_llama.folder() / "config.json", tmp_path)
+    write("sentence-transformers", tmp_path)
+    settings = {"do_sample": True, "top_k": 20, "eos_token_id": [1, 5], "max_length": 9}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    shown = " ".join(qnnfarm("inspect", tmp_path).stdout.split())
+    for said in (
+        "tokenizer puts before a text [CLS] tokenizer after it [SEP]",
+        "cuts texts to 128 tokens and fills them to 128: switched off",
+        "generation eos_token_id 1, 5 generation do_sample True generation top_k 20",
+    ):
+        assert said in shown, shown
+    answer = json.loads(qnnfarm("inspect", tmp_path, "--json").stdout)
+    assert answer["tokenizer"]["puts before a text"] == "[CLS]"
+    assert answer["generation"] == {"do_sample": True, "top_k": 20, "eos_token_id": [1, 5]}
 
 
 def test_a_gguf_and_what_is_built_of_it(

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from buildlib.builder.stages.package import proposed_sampler
+from buildlib.checkpoint.generation import GenerationConfig
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Lade
 from buildlib.container.manifest import CLIPPED_ADAPTERS
@@ -77,6 +79,22 @@ def test_seeded_sampling_reproduces_and_top_k_1_is_greedy(
     assert seeded != ids(session, temp=1.5, seed=8)
     assert ids(session, temp=1.5, top_k=1, seed=7) == greedy[:8]
     assert ids(session, temp=0.0) == greedy[:8]
+
+
+def test_the_proposed_sampler_runs_and_measurements_stay_greedy(
+    session: Session,
+    changed: Callable[[Edit], str],
+    greedy: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    published = GenerationConfig(do_sample=True, temperature=1.5, repetition_penalty=1.3)
+    sampler = proposed_sampler(published, session.container.genie_config.dialog.context.size)
+    block = json.loads(sampler.model_dump_json(by_alias=True, exclude_none=True))
+    config = changed(lambda dialog: dialog.update(sampler=block))
+    assert ids(session, genie_config=config) == greedy[:8]
+    monkeypatch.setattr("harness.runtimes.genie.runtime._sampler_of", lambda _: sampler)
+    sampled = ids(session, genie_config=config)  # as by a program that opens the dialog itself
+    assert sampled == ids(session, genie_config=config) != greedy[:8]
 
 
 def test_every_graph_goes_on_alike(
