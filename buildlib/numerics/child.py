@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -33,6 +34,13 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 4096
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_ARRAY_BYTES = 4 << 30
+_LAUNCH = """
+import runpy, sys
+version, module, *paths = sys.argv[1:]
+same = version == "{}.{}".format(*sys.version_info)
+sys.path += paths if same else paths[:1]  # after its own; compiled modules fit one version
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
 _DTYPES = frozenset({"int32", "uint8", "uint16", "int8", "int16", "float32", "float16"})
 
 
@@ -42,16 +50,23 @@ class ChildProcess(Closeable):
     Args:
         subject: its work, for errors.
         environment: variables beside those of this process.
+        python: another interpreter than this one; it imports what it lacks from where this one
+            does.
     """
 
     def __init__(
-        self, module: str, subject: str, timeout_s: float, environment: Mapping[str, str]
+        self,
+        module: str,
+        subject: str,
+        timeout_s: float,
+        environment: Mapping[str, str],
+        python: str = sys.executable,
     ) -> None:
         self._subject = subject
         self._timeout_s = timeout_s
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
         self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
+            _command(python, module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -92,6 +107,15 @@ class ChildProcess(Closeable):
         tail = self._log.read().decode(errors="replace")
         self.close()
         return RunnerDiedError(self._subject, reason, tail)
+
+
+def _command(python: str, module: str) -> list[str]:
+    if python == sys.executable:
+        return [python, "-P", "-m", module]
+    root = str(Path(__file__).parents[2])
+    version = "{}.{}".format(*sys.version_info)
+    paths = [path for path in sys.path if path and path != root]
+    return [python, "-P", "-c", _LAUNCH, version, module, root, *paths]
 
 
 def serve(answer: "Callable[[dict[str, Any], Arrays], tuple[dict[str, Any], Arrays]]") -> NoReturn:

@@ -3,10 +3,11 @@
 torch and transformers run in a child process, which takes their memory with it.
 """
 
-import importlib.metadata
-import importlib.util
+import os
+import subprocess
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,17 @@ ReferenceEngine = Literal["onnx", "transformers"]
 
 _WORKER = "buildlib.numerics.transformers_worker"
 _LIBRARIES = ("torch", "transformers")
+PYTHON_VARIABLE = "QNNFARM_REFERENCE"
+"""Environment variable that names another Python with these libraries."""
+_NO_REFERENCE = "has no reference"
+_VERSIONS = """
+import importlib.metadata, sys
+for name in sys.argv[1:]:
+    try:
+        print(name, importlib.metadata.version(name), sep="=")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+"""
 _TIMEOUT_S = 1800.0  # a large checkpoint from a cold disk
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -35,7 +47,35 @@ _OFFLINE = {
 }
 
 
-class TransformersModel(ChildProcess):
+class TransformersProcess(ChildProcess):
+    """A worker that imports torch and transformers, for a model in Hugging Face layout.
+
+    Args:
+        module: the worker.
+        failure: what the folder is or has not where it fails, for errors.
+
+    Raises:
+        BuildError: torch or transformers is not installed.
+    """
+
+    def __init__(self, module: str, folder: Path, failure: str = _NO_REFERENCE) -> None:
+        self._folder, self._failure = folder, failure
+        require_installed(folder, failure)
+        super().__init__(module, str(folder), _TIMEOUT_S, _OFFLINE, reference_python())
+
+    def request(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        """Send a request and return the answer.
+
+        Raises:
+            BuildError: the child refused, died, or took too long.
+        """
+        try:
+            return super().request(header, arrays)
+        except RunnerDiedError as error:
+            raise BuildError(f"{self._folder} {self._failure}: {error.reason}") from error
+
+
+class TransformersModel(TransformersProcess):
     """A `TokenModel` of a checkpoint in Hugging Face layout, in float32 on the CPU.
 
     Args:
@@ -48,26 +88,13 @@ class TransformersModel(ChildProcess):
     largest_ar = 128
 
     def __init__(self, folder: Path, *, load: bool = True) -> None:
-        self._folder = folder
-        require_installed(folder)
+        super().__init__(_WORKER, folder)
         _warn_of_other_reading(folder)
-        super().__init__(_WORKER, str(folder), _TIMEOUT_S, _OFFLINE)
         try:
             self.request({"folder": str(folder.absolute()), "load": load}, {})
         except BaseException:
             self.close()
             raise
-
-    def request(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
-        """Send a request and return the answer.
-
-        Raises:
-            BuildError: the child refused, died, or took too long.
-        """
-        try:
-            return super().request(header, arrays)
-        except RunnerDiedError as error:
-            raise BuildError(f"{self._folder} has no reference: {error.reason}") from error
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -80,12 +107,17 @@ class TransformersModel(ChildProcess):
         return logits
 
 
-def require_installed(folder: Path) -> None:
+def reference_python() -> str:
+    """Return the interpreter that has torch and transformers: `QNNFARM_REFERENCE`, or this one."""
+    return os.environ.get(PYTHON_VARIABLE) or sys.executable
+
+
+def require_installed(folder: Path, failure: str = _NO_REFERENCE) -> None:
     """Check that torch and transformers are installed, for the model in `folder`."""
-    for name in _LIBRARIES:
-        if importlib.util.find_spec(name) is None:
-            reason = f"{name} is not installed: pip install 'qnnfarm[reference]'"
-            raise BuildError(f"{folder} has no reference: {reason}")
+    try:
+        installed_versions()
+    except BuildError as error:
+        raise BuildError(f"{folder} {failure}: {error}") from error
 
 
 @cache
@@ -95,12 +127,37 @@ def require_family(folder: Path) -> None:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of torch and transformers."""
-    return {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    """Return the versions of torch and transformers.
+
+    Raises:
+        BuildError: one of them is not installed.
+    """
+    return dict(_versions_in(reference_python()))
+
+
+@cache
+def _versions_in(python: str) -> Mapping[str, str]:
+    versions = {}
+    try:
+        command = [python, "-P", "-c", _VERSIONS, *_LIBRARIES]
+        output = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+        versions = dict(line.split("=", 1) for line in output.split())
+    except (OSError, subprocess.CalledProcessError, ValueError) as error:
+        raise BuildError(f"{python} of {PYTHON_VARIABLE} cannot be run: {error}") from error
+    for name in _LIBRARIES:
+        if name not in versions:
+            install = (
+                f"pip install 'qnnfarm[reference]', or name a Python that has it by "
+                f"{PYTHON_VARIABLE}"
+                if python == sys.executable
+                else f"{python} -m pip install {' '.join(_LIBRARIES)} onnx"
+            )
+            raise BuildError(f"{name} is not installed: {install}")
+    return versions
 
 
 def _warn_of_other_reading(folder: Path) -> None:
-    version = importlib.metadata.version("transformers")
+    version = installed_versions()["transformers"]
     difference = other_reading(folder / CONFIG_FILE, int(version.partition(".")[0]))
     if difference is not None:
         what = f"{folder / CONFIG_FILE} is of another major release than transformers {version}"

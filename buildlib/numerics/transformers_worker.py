@@ -1,4 +1,4 @@
-"""Worker of `TransformersModel`: the one module that imports torch and transformers."""
+"""Worker of `TransformersModel`, and what loads a checkpoint by torch and transformers."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def answer(header: dict[str, Any], arrays: "Arrays") -> "tuple[dict[str, Any], A
         folder = Path(header["folder"])
         _check_family(folder)
         if header["load"]:
-            _loaded = _load(folder)
+            _loaded = load_model(folder, "AutoModelForCausalLM")
         return {}, {}
     if "reset" in header:
         _cache = None
@@ -47,13 +47,18 @@ def _check_family(folder: Path) -> None:
         )
 
 
-def _load(folder: Path) -> Any:  # noqa: ANN401  (a module of torch)
-    """Load a checkpoint in float32, by transformers' own code alone and from its files alone."""
+def load_model(folder: Path, kind: str, unread: tuple[str, ...] = ()) -> Any:  # noqa: ANN401
+    """Load a checkpoint in float32, by transformers' own code alone and from its files alone.
+
+    Args:
+        kind: of the classes of transformers.
+        unread: beginnings of weights that may be missing.
+    """
     import torch
     import transformers
 
     try:
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        model, report = getattr(transformers, kind).from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation="eager",
@@ -65,9 +70,10 @@ def _load(folder: Path) -> Any:  # noqa: ANN401  (a module of torch)
     except Exception as error:
         raise RefusedError(f"transformers cannot load it: {error}") from error
     for fault in ("missing_keys", "mismatched_keys"):
-        if report.get(fault):  # transformers fills them with random numbers
-            first = min(str(key) for key in report[fault])
-            raise RefusedError(f"transformers finds no weights for {first}")
+        keys = [str(key) for key in report.get(fault) or ()]
+        if keys := [key for key in keys if not key.startswith(unread)]:
+            # which transformers fills with random numbers
+            raise RefusedError(f"transformers finds no weights for {min(keys)}")
     return model.eval()
 
 
