@@ -1,6 +1,6 @@
 """Texts as the inputs of an encoder, as Genie makes them, and their embeddings in float."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from buildlib.checkpoint.tokenizer import load_tokenizer, spread_windows
+from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.encoder import interface
 from buildlib.errors import ModelFileError
-from buildlib.numerics.runners import OnnxRunner, run_session
-from buildlib.quantize.calibration import RangeObserver, instrument_ranges
+from buildlib.numerics.runners import run_session
 
 Vector = npt.NDArray[np.float32]
-_WINDOWS = 32
-_SHORTEST = 4
 
 
 @dataclass(frozen=True)
@@ -65,38 +62,10 @@ def padded_inputs(
     }
 
 
-def calibration_tokens(tokenizer: TextTokens, text: str) -> Iterator[list[int]]:
-    """Yield windows of a text of all lengths up to the longest, half of them of that."""
-    (before,), (after,) = ([*tokenizer.of([part])] for part in tokenizer.template)
-    inner = max(1, tokenizer.length - len(before) - len(after))
-    tokens = load_tokenizer(tokenizer.tokenizer).encode(text, add_special_tokens=False).ids
-    for number, window in enumerate(spread_windows(tokens, inner, _WINDOWS, None)):
-        shorter = max(_SHORTEST, inner * (1 + number % 7) // 8)
-        yield [*before, *(window if number % 2 else window[:shorter]), *after]
-
-
-def observe_encoder(
-    model_path: Path, windows: Sequence[Sequence[int]], padding: int, folder: Path
-) -> Mapping[str, tuple[float, float]]:
-    """Run windows of tokens through an imported encoder and return the ranges of its activations.
-
-    Args:
-        model_path: as `import_encoder` writes it.
-        windows: tokens, each at most as many as the model takes.
-        padding: token that fills them.
-        folder: for a copy of the model.
-    """
-    runner = OnnxRunner(instrument_ranges(model_path, folder / "model.onnx"))
-    length = runner.ports.inputs[interface.INPUT_IDS].shape[1]
-    ranges = RangeObserver()
-    for window in windows:
-        ranges.observe(runner.run(padded_inputs(window, length, padding)), len(window))
-    runner.close()
-    return ranges.ranges()
-
-
 def embed_in_float(
-    model_path: Path, tokens: Sequence[Sequence[int]], pooling: str = "mean"
+    model_path: Path,
+    tokens: Sequence[Sequence[int]],
+    pooling: interface.Pooling = interface.Pooling(),  # noqa: B008  (frozen)
 ) -> list[Vector]:
     """Embed texts on this host with an encoder's ONNX as its exporter wrote it.
 
@@ -106,7 +75,7 @@ def embed_in_float(
     Args:
         model_path: the export.
         tokens: of each text.
-        pooling: `mean` or `cls`, where the model gives hidden states alone.
+        pooling: where the model gives hidden states alone.
     """
     import onnxruntime as ort
 
@@ -125,8 +94,9 @@ def embed_in_float(
         (result,) = run_session(model_path, session, [name], _feeds(session, ids))
         if pooled is None:
             states = result[0, : len(ids)]
-            result = states[0] if pooling == "cls" else states.mean(axis=0)
-        vectors.append(np.asarray(result, np.float32).reshape(-1))
+            result = states[0] if pooling.mode == "cls" else states.mean(axis=0)
+        vector = np.asarray(result, np.float32).reshape(-1)
+        vectors.append(vector / (np.linalg.norm(vector) or 1) if pooling.normalized else vector)
     return vectors
 
 

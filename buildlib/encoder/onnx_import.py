@@ -31,20 +31,26 @@ from buildlib.quantize.grids import LAYOUT_OPS
 
 _MINUS_INFINITY = -1e4
 _TYPES = 2
+_SMALLEST_SQUARE = 1e-12
 _SAME = 0.999
 _SQRT_TWO = math.sqrt(2.0)
 _FUSIONS = ("MatMulAddFusion",)
 """Of the runtime, whose names are in the way when the model is opened again."""
 
 
-def import_encoder(model_path: Path, out_path: Path, length: int, pooling: str = "mean") -> Path:
+def import_encoder(
+    model_path: Path,
+    out_path: Path,
+    length: int,
+    pooling: interface.Pooling = interface.Pooling(),  # noqa: B008  (frozen)
+) -> Path:
     """Write an encoder's ONNX for texts of `length` tokens; shorter ones are padded.
 
     Args:
         model_path: from any exporter, with static or dynamic lengths.
         out_path: the model, with weights inside.
         length: tokens of the longest text.
-        pooling: `mean` or `cls`, how tokens become one vector where the model does not say.
+        pooling: how tokens become one vector where the model does not say.
     """
     model = ir.from_proto(_static(model_path, length))
     work = _Importer(model, model_path, length)
@@ -68,7 +74,7 @@ def import_encoder(model_path: Path, out_path: Path, length: int, pooling: str =
     return out_path
 
 
-def _compare(export: Path, imported: Path, length: int, pooling: str) -> None:
+def _compare(export: Path, imported: Path, length: int, pooling: interface.Pooling) -> None:
     """Check that texts of several lengths have the embeddings that they had."""
     random = np.random.default_rng(length)
     last = _vocabulary(imported) - 1
@@ -414,26 +420,36 @@ class _Importer:
         users = [use.node for use in value.uses()]
         return users[0] if len(users) == 1 and users[0].op_type == kind else None
 
-    def name_outputs(self, pooling: str) -> None:
+    def name_outputs(self, pooling: interface.Pooling) -> None:
         """Name the outputs as Genie does; pool the tokens where the model does not."""
         outputs = {str(value.name): value for value in self.graph.outputs}
         sequence = next((outputs[n] for n in interface.SEQUENCE_NAMES if n in outputs), None)
         pooled = next((outputs[n] for n in interface.POOLED_NAMES if n in outputs), None)
         if sequence is not None:
             sequence.name = interface.SEQUENCE_OUTPUT
-            pooled = self._pooled(sequence, pooling) if pooled is None else pooled
+            pooled = self._pooled(sequence, pooling.mode) if pooled is None else pooled
         if pooled is not None:
+            pooled = self._normalized(pooled) if pooling.normalized else pooled
             pooled.name = interface.POOLED_OUTPUT
         self.graph.outputs[:] = [value for value in (sequence, pooled) if value is not None]
 
-    def _pooled(self, sequence: ir.Value, pooling: str) -> ir.Value:
+    def _normalized(self, pooled: ir.Value) -> ir.Value:
+        """Scale to a length of 1: RMSNorm with a gain of `embed ** -0.5`, one operator of HTP."""
+        width = (pooled.shape or (0,))[-1]
+        if not isinstance(width, int):
+            raise self.refuse(f"the width of its {pooled.name} is not known")
+        gain = self.constant("normal_gain", np.full(width, width**-0.5))
+        settings = {"axis": -1, "epsilon": _SMALLEST_SQUARE}
+        return self.node("RMSNormalization", [pooled, gain], "pool_normal", **settings)
+
+    def _pooled(self, sequence: ir.Value, mode: interface.PoolingMode) -> ir.Value:
         """Pool by a product with weights whose sum is 1: a softmax of the mask, or the first token.
 
         Padding comes first, so the first token is where its position is 0.
         """
         mask = self.inputs[interface.ATTENTION_MASK]
         shape = self.constant("pool_shape", [1, 1, self.length], np.int64)
-        if pooling == "cls":
+        if mode == "cls":
             first = self.constant("pool_first", np.arange(self.length) == 0)
             real = self.node("Gather", [self.constant("pool_real", [0.0, 1.0]), mask], "pool_mask")
             places = self.inputs[interface.POSITION_IDS]
@@ -447,4 +463,6 @@ class _Importer:
             weights = self.node("Softmax", [rows], "pool_weights", axis=-1)
         product = self.node("MatMul", [weights, sequence], "pool_product")
         axis = self.constant("pool_axis", [1], np.int64)
-        return self.node("Squeeze", [product, axis], "pool_output")
+        output = self.node("Squeeze", [product, axis], "pool_output")
+        output.shape = None if sequence.shape is None else ir.Shape((1, sequence.shape[-1]))
+        return output

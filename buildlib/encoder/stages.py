@@ -1,13 +1,13 @@
-"""Stages of the build of a text encoder: import, quantize, compile, package."""
+"""Stages of the build of a text encoder: export, import, quantize, compile, package."""
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from buildlib.builder.original_paths import original_paths
 from buildlib.builder.plan import BuildPlan
-from buildlib.builder.sources import OnnxSource
+from buildlib.builder.sources import CheckpointSource, OnnxSource
 from buildlib.builder.stage import CachedStage
 from buildlib.builder.stages.package import CONTAINER
 from buildlib.cache.key import combined_sha256, text_sha256
@@ -20,13 +20,20 @@ from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
 from buildlib.container.text_embedding import EncoderContext, TextEmbeddingConfig, text_embedding
 from buildlib.container.writer import ContainerContents, write_container
 from buildlib.encoder import interface
-from buildlib.encoder.inputs import TextTokens, calibration_tokens, observe_encoder
+from buildlib.encoder.calibration import (
+    calibration_tokens,
+    observe_encoder,
+    round_weights,
+    rounding_technique,
+)
+from buildlib.encoder.inputs import TextTokens
 from buildlib.encoder.onnx_import import import_encoder
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import load_model
 from buildlib.graph.values import static_shape
+from buildlib.numerics.transformers import TransformersProcess, installed_versions
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.qdq import apply_encodings
@@ -38,6 +45,9 @@ from buildlib.toolchains.compile_config import CompileConfig
 
 GRAPH = "encoder"
 """Name of the graph, and of its files."""
+EXPORT_FAILURE = "has no ONNX, and cannot be exported"
+"""What a checkpoint is without torch, or with an architecture that it cannot export."""
+_EXPORTER = "buildlib.encoder.export_worker"
 
 
 @dataclass(frozen=True)
@@ -47,20 +57,55 @@ class EncoderModel:
     Attributes:
         files: SHA-256 of its files by name.
         length: tokens of the longest text.
-        pooling: how tokens become one vector where the model does not say.
+        pooling: how tokens become one vector.
     """
 
     export: OnnxSource
     config: interface.EncoderConfig
     files: Mapping[str, str]
     length: int
-    pooling: str
+    pooling: interface.Pooling
 
     @property
     def tokens(self) -> TextTokens:
         """Tokens of its texts."""
         template = interface.prompt_template(self.export.tokenizer)
         return TextTokens(self.export.tokenizer, template, self.length)
+
+
+def export_encoder(folder: Path, out: Path) -> Path:
+    """Write a checkpoint in Hugging Face layout as ONNX, by torch and transformers.
+
+    Raises:
+        BuildError: they are not installed, or cannot load or export the model.
+    """
+    with TransformersProcess(_EXPORTER, folder, EXPORT_FAILURE) as child:
+        child.request({"folder": str(folder.absolute()), "out": str(out.absolute())}, {})
+    return out
+
+
+@dataclass(frozen=True)
+class ExportEncoder(CachedStage):
+    """A checkpoint's encoder as ONNX, for texts of any length."""
+
+    operation = "export"
+    checkpoint: CheckpointSource
+    files: Mapping[str, str]
+
+    @property
+    def subject(self) -> str:
+        return self.checkpoint.name
+
+    @property
+    def source(self) -> Path:
+        return self.checkpoint.folder
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        return installed_versions()
+
+    def run(self, folder: Path) -> None:
+        export_encoder(self.checkpoint.folder, folder / MODEL_FILE)
 
 
 @dataclass(frozen=True)
@@ -80,7 +125,7 @@ class ImportEncoder(CachedStage):
 
     @property
     def options(self) -> Mapping[str, object]:
-        return {"length": self.model.length, "pooling": self.model.pooling}
+        return {"length": self.model.length, **asdict(self.model.pooling)}
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -123,25 +168,27 @@ class QuantizeEncoder(CachedStage):
         return (self.imported.hash, files[TOKENIZER_FILE], *encodings)
 
     def run(self, folder: Path) -> None:
-        export = self.model.export
-        text = export.calibration_text
+        export, source = self.model.export, self.source
+        padding, text = self.model.config.padding, export.calibration_text
+        bits = Bitwidths.from_options(self.quantization)
+        technique = rounding_technique(self.quantization)
         with original_paths(export), tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
-
-            def observe() -> Mapping[str, tuple[float, float]]:
-                windows = list(calibration_tokens(self.model.tokens, text or ""))
-                return observe_encoder(
-                    self.source, windows, self.model.config.padding, Path(scratch)
-                )
-
-            bits = Bitwidths.from_options(self.quantization)
             encodings = (
                 Encodings() if export.encodings is None else load_encodings(export.encodings)
             )
-            encodings = encodings_from_ranges(
-                self.source, encodings, observe if text else None, bits
-            )
-        save_encodings(encodings, folder / ENCODINGS_FILE)
-        apply_encodings(self.source, encodings, folder / f"{GRAPH}.qdq.onnx")
+            windows = list(calibration_tokens(self.model.tokens, text)) if text else []
+            if technique is not None and windows:
+                source, encodings = round_weights(
+                    source, encodings, windows, padding, technique, bits, Path(scratch)
+                )
+
+            def observe() -> Mapping[str, tuple[float, float]]:
+                width = bits.act_bitwidth
+                return observe_encoder(source, windows, padding, Path(scratch), width)
+
+            encodings = encodings_from_ranges(source, encodings, observe if text else None, bits)
+            save_encodings(encodings, folder / ENCODINGS_FILE)
+            apply_encodings(source, encodings, folder / f"{GRAPH}.qdq.onnx")
 
 
 @dataclass(frozen=True)
@@ -230,7 +277,7 @@ class PackageEncoder(CachedStage):
 
     def run(self, folder: Path) -> None:
         plan, model = self.plan, self.model
-        tokenizer = folder / TOKENIZER_FILE
+        tokenizer = folder / TOKENIZER_FILE  # Genie obeys its padding, beyond the context too
         atomic_write_bytes(tokenizer, untrimmed_file(model.export.tokenizer))
         length = model.length
         draft = ContainerContents(
@@ -250,6 +297,7 @@ class PackageEncoder(CachedStage):
             options=plan.as_options(),
         )
         write_container(draft, folder / CONTAINER)
+        tokenizer.unlink()
 
 
 def encoder_binary(name: str) -> str:

@@ -1,18 +1,26 @@
-"""Exports of transformers' text encoders, which count positions over all that is no padding.
+"""Exports of transformers' text encoders.
 
-Inputs `input_ids` and `attention_mask` [batch, tokens], output `last_hidden_state`. `sample.npz`
-holds texts `ids_<n>` [1, n] and what torch answers, `states_<n>` [1, n, hidden]. Run inside an
-environment that has torch and transformers.
+Of those that count positions over all that is no padding: inputs `input_ids` and `attention_mask`
+[batch, tokens], output `last_hidden_state`. `sample.npz` holds texts `ids_<n>` [1, n] and what
+torch answers, `states_<n>` [1, n, hidden].
+
+`sentence-bert` is a folder of sentence-transformers, with the ONNX that a build exports of it. Its
+`sample.npz` holds `texts`, and their `vectors` [n, hidden] by torch: the mean of the tokens, scaled
+to a length of 1. Run inside an environment that has torch and transformers.
 """
 
+import json
 import shutil
+import string
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from buildlib.encoder import export_worker
 from tools.exports.huggingface import tidy
 
 LENGTH = 32
@@ -30,6 +38,10 @@ ENCODERS = {
     "encoder-xlm-roberta": ("XLMRobertaConfig", "sdpa", True, 5),
 }
 """By name: configuration class, attention, whether by dynamo, and the id of the padding token."""
+
+
+SENTENCES = "sentence-bert"
+_TEXTS = ("Yes.", "a ferry leaves the harbour", "How do I get in?", "bees", "Snow fell all night.")
 
 
 class _States(torch.nn.Module):
@@ -81,10 +93,67 @@ def make(name: str, folder: Path) -> None:
     np.savez_compressed(folder / "sample.npz", **arrays)
 
 
+def make_sentence_bert(folder: Path) -> None:
+    """Write a folder of sentence-transformers, as its users have it, and its export."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    tokenizer = _word_pieces()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    sizes = _SIZES | {"vocab_size": tokenizer.get_vocab_size(), "type_vocab_size": 2}
+    model = transformers.BertModel(transformers.BertConfig(**sizes), add_pooling_layer=False)
+    random = torch.Generator().manual_seed(len(_TEXTS))
+    with torch.no_grad():
+        for _, weight in sorted(model.named_parameters()):
+            drawn = torch.randn(weight.shape, generator=random)
+            weight.copy_(drawn * 0.5 if weight.ndim > 1 else 0.2 * drawn + 1.0)
+    model.eval().save_pretrained(folder)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.{kind}"}
+        for number, (path, kind) in enumerate(kinds.items())
+    ]
+    (folder / "1_Pooling").mkdir()
+    for name, values in (
+        ("modules.json", modules),
+        ("sentence_bert_config.json", {"max_seq_length": LENGTH, "do_lower_case": False}),
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": True}),
+    ):
+        (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    export_worker.answer({"folder": str(folder), "out": str(folder / "model.onnx")}, {})
+    tidy(folder / "model.onnx")
+    tokenizer.no_padding()
+    vectors = []
+    with torch.no_grad():
+        for text in _TEXTS:
+            ids = torch.tensor([tokenizer.encode(text).ids])
+            mean = model(ids).last_hidden_state[0].mean(axis=0)
+            vectors.append((mean / mean.norm()).numpy())
+    np.savez_compressed(folder / "sample.npz", texts=np.array(_TEXTS), vectors=np.stack(vectors))
+
+
+def _word_pieces() -> Tokenizer:
+    """Make a tokenizer of letters, which cuts and fills texts as those of exports do."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    pieces = [*string.ascii_lowercase, *(f"##{each}" for each in string.ascii_lowercase), ".", "?"]
+    vocabulary = {token: number for number, token in enumerate([*special, *pieces])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(special)
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.enable_truncation(LENGTH)
+    tokenizer.enable_padding(length=LENGTH)
+    return tokenizer
+
+
 def main() -> None:
     """Arguments: the folder of all fixtures, then names of fixtures (all when none)."""
-    for name in sys.argv[2:] or ENCODERS:
-        make(name, Path(sys.argv[1]).parent / "encoders" / name)
+    for name in sys.argv[2:] or (*ENCODERS, SENTENCES):
+        folder = Path(sys.argv[1]).parent / "encoders" / name
+        if name == SENTENCES:
+            make_sentence_bert(folder)
+        else:
+            make(name, folder)
 
 
 if __name__ == "__main__":

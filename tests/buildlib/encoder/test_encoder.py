@@ -11,7 +11,7 @@ from onnx import helper
 
 from buildlib.container.container import GenAIContainer
 from buildlib.encoder.inputs import TextTokens, cosine, embed_in_float, padded_inputs
-from buildlib.encoder.interface import INPUTS, prompt_template, read_pooling
+from buildlib.encoder.interface import INPUTS, Pooling, PoolingMode, prompt_template, read_pooling
 from buildlib.encoder.onnx_import import import_encoder
 from buildlib.errors import BuildError, InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderFactory
@@ -35,6 +35,18 @@ def tokens(export: Path) -> list[list[int]]:
     return TextTokens(export / "tokenizer.json", ("", ""), LENGTH).of(sentences)
 
 
+def write_modules(folder: Path, *kinds: str, pooling: dict[str, object]) -> None:
+    """Write the files by which sentence-transformers tells how a text becomes a vector."""
+    names = [f"{number}_{kind}" if number else "" for number, kind in enumerate(kinds)]
+    modules = [
+        {"idx": number, "name": str(number), "path": name, "type": f"sentence_transformers.{kind}"}
+        for number, (name, kind) in enumerate(zip(names, kinds, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
 def changed(export: Path, folder: Path, change: Change) -> Path:
     """Write the export with a change."""
     model = onnx.load(export / "model.onnx")
@@ -48,9 +60,9 @@ def pooled(model: Path, tokens: list[list[int]]) -> list[np.ndarray]:
     return [runner.run(padded_inputs(ids, LENGTH, padding=0))["pooled_output"][0] for ids in tokens]
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", [Pooling(), Pooling("cls"), Pooling(normalized=True)])
 def test_the_imported_model_is_the_same_model(
-    export: Path, tokens: list[list[int]], tmp_path: Path, pooling: str
+    export: Path, tokens: list[list[int]], tmp_path: Path, pooling: Pooling
 ) -> None:
     model = import_encoder(export / "model.onnx", tmp_path / "model.onnx", LENGTH, pooling)
     expected = embed_in_float(export / "model.onnx", tokens, pooling)
@@ -138,14 +150,49 @@ def test_a_model_of_one_length_is_built_at_that_length_only(export: Path, tmp_pa
         import_encoder(fixed, tmp_path / "model.onnx", 64)
 
 
-def test_pooling_is_that_of_sentence_transformers(tmp_path: Path) -> None:
-    assert read_pooling(tmp_path) == "mean"
-    (tmp_path / "1_Pooling").mkdir()
-    config = tmp_path / "1_Pooling" / "config.json"
-    config.write_text('{"pooling_mode_cls_token": true, "pooling_mode_max_tokens": false}')
-    assert read_pooling(tmp_path) == "cls"
-    config.write_text('{"pooling_mode_max_tokens": true}')
-    with pytest.raises(ModelFileError, match="pooling by max_tokens"):
+@pytest.mark.parametrize(
+    ("config", "mode"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": False}, "cls"),
+        ({"pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode": "cls"}, "cls"),
+    ],
+)
+def test_pooling_is_that_of_sentence_transformers(
+    tmp_path: Path, config: dict[str, object], mode: PoolingMode
+) -> None:
+    assert read_pooling(tmp_path) == Pooling()
+    write_modules(tmp_path, "Transformer", "Pooling", pooling=config)
+    assert read_pooling(tmp_path) == Pooling(mode)
+    write_modules(tmp_path, "Transformer", "Pooling", "Normalize", pooling=config)
+    assert read_pooling(tmp_path) == Pooling(mode, normalized=True)
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "reason"),
+    [
+        (["Transformer", "Pooling", "Dense"], {}, "2_Dense is a module of kind Dense"),
+        (["Transformer", "Normalize"], {}, "its modules are Transformer, Normalize"),
+        (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}, "pooling by max_tokens"),
+        (
+            ["Transformer", "Pooling"],
+            {"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True},
+            "pooling by max_tokens, cls_token",
+        ),
+    ],
+)
+def test_other_ways_to_a_vector_are_refused_by_name(
+    tmp_path: Path, modules: list[str], pooling: dict[str, object], reason: str
+) -> None:
+    write_modules(tmp_path, *modules, pooling=pooling)
+    with pytest.raises(ModelFileError, match=reason):
+        read_pooling(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", '{"a": 1}', '[{"type": "x.Pooling", "path": "../.."}]'])
+def test_odd_modules_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "modules.json").write_text(text)
+    with pytest.raises(ModelFileError, match=r"modules\.json"):
         read_pooling(tmp_path)
 
 
