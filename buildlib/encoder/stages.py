@@ -84,6 +84,18 @@ def export_encoder(folder: Path, out: Path) -> Path:
     return out
 
 
+def float_model(path: Path, scratch: Path) -> Path:
+    """Return the ONNX of an encoder: a file, that of a folder, or an export in `scratch`.
+
+    Raises:
+        BuildError: the folder has none, and it cannot be exported.
+    """
+    model = path / MODEL_FILE if path.is_dir() else path
+    if model.exists() or not interface.is_sentence_transformer(path):
+        return model
+    return export_encoder(path, scratch / MODEL_FILE)
+
+
 @dataclass(frozen=True)
 class ExportEncoder(CachedStage):
     """A checkpoint's encoder as ONNX, for texts of any length."""

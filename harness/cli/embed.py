@@ -55,7 +55,7 @@ def embed(
         Path | None,
         typer.Option(
             metavar="MODEL",
-            help="The ONNX that the container was built from, or its folder: this host runs it in "
+            help="What the container was built from, the ONNX or its folder: this host runs it in "
             "float, and the cosine of each text is shown.",
         ),
     ] = None,

@@ -1,6 +1,7 @@
 """The `embed` workload: texts through a text encoder, beside the same model in float."""
 
 import hashlib
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +60,9 @@ class Embed(Workload):
     Attributes:
         texts: to embed.
         file: or a file with one text a line.
-        reference: folder or file of the ONNX that the container was built from, which the host
-            runs in float; the cosine of each text is a metric.
+        reference: folder or file of the ONNX that the container was built from, or a folder of
+            sentence-transformers, which is exported; the host runs it in float, and the cosine of
+            each text is a metric.
         min_cosine: below which the container counts as broken.
         per_token: a vector for each token, instead of one for the text.
     """
@@ -140,6 +142,7 @@ class Embed(Workload):
         """Count the tokens of each text, and embed them in float if there is a reference."""
         from buildlib.encoder.inputs import TextTokens, embed_in_float
         from buildlib.encoder.interface import read_pooling
+        from buildlib.encoder.stages import float_model
 
         embedding = session.container.embedding_config.embedding
         template = embedding.prompt.prompt_template if embedding.prompt else ("", "")
@@ -148,8 +151,10 @@ class Embed(Workload):
         if self.reference is None:
             return counts, ()
         path = session.resolve(self.reference)
-        model = path / "model.onnx" if path.is_dir() else path
-        return counts, embed_in_float(model, tokens.of(texts), read_pooling(model.parent))
+        pooling = read_pooling(path if path.is_dir() else path.parent)
+        with tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
+            model = float_model(path, Path(scratch))
+            return counts, embed_in_float(model, tokens.of(texts), pooling)
 
     def _check_cosines(self, cosines: Sequence[float], texts: Sequence[str]) -> OutputCheck:
         if not cosines:

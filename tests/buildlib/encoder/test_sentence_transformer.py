@@ -11,7 +11,7 @@ from buildlib.builder.sources import OnnxSource
 from buildlib.encoder.builder import EncoderBuild
 from buildlib.encoder.inputs import TextTokens, embed_in_float, padded_inputs
 from buildlib.encoder.interface import Pooling, prompt_template, read_pooling
-from buildlib.encoder.stages import export_encoder
+from buildlib.encoder.stages import float_model
 from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.numerics.runners import OnnxRunner
@@ -57,7 +57,7 @@ def tokens(texts: list[str]) -> list[list[int]]:
 
 @needs_transformers
 def test_its_export_has_the_vectors_of_torch(checkpoint: Path, tmp_path: Path) -> None:
-    model = export_encoder(checkpoint, tmp_path / "model.onnx")
+    model = float_model(checkpoint, tmp_path)
     texts, vectors = wanted()
     for ours, theirs in zip(
         embed_in_float(model, tokens(texts), read_pooling(checkpoint)), vectors, strict=True
@@ -95,6 +95,8 @@ def test_without_torch_one_line_says_what_to_install(
     with pytest.raises(BuildError, match="has no ONNX, and cannot be exported") as caught:
         builder(checkpoint, tmp_path).plan()
     assert reason in str(caught.value)
+    with pytest.raises(BuildError, match="torch is not installed"):
+        float_model(checkpoint, tmp_path)  # as a reference
     assert "\n" not in str(caught.value)
 
 
