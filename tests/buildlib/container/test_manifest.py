@@ -94,7 +94,9 @@ def test_a_damaged_manifest_is_one_typed_line(
     values = json.loads(manifest.to_json())
     key = data.draw(
         st.sampled_from(
-            sorted(set(values) - {"container_type", "contract", "speculation", "op_packages"})
+            sorted(
+                set(values) - {"container_type", "contract", "speculation", "loss", "op_packages"}
+            )
         )
     )
     if data.draw(st.booleans()):
