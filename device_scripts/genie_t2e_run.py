@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
+from typing import IO, TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
 if TYPE_CHECKING:
     from device_scripts import genie_api, genie_t2t_run
@@ -18,7 +18,7 @@ else:  # beside this file on the device
     import genie_api
     import genie_t2t_run
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         "--output_file", metavar="FILE", default="output.raw", help="float32 values, text by text"
     )
     build.add_argument(
-        "--summary", metavar="FILE", help="write shape and seconds of each embedding (ours)"
+        "--summary", metavar="FILE", help="write a JSON line on each embedding (ours)"
     )
     build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="Genie's own log")
     build.add_argument("--profile", metavar="FILE", help="write Genie's profile JSON")
@@ -63,18 +63,44 @@ def read_prompts(options: argparse.Namespace) -> List[bytes]:
 
 
 def embed(
-    embedding: genie_api.EmbeddingHandle, prompts: Sequence[bytes], summary: Dict[str, Any]
-) -> bytes:
-    """Embed texts one after another, and note shape and time of each."""
-    data, progress = b"", genie_api.ProgressFile()
+    embedding: genie_api.EmbeddingHandle,
+    prompts: Sequence[bytes],
+    output: IO[bytes],
+    summary: IO[bytes],
+) -> List[Tuple[int, ...]]:
+    """Embed texts one after another, write each before the next begins, and return their shapes.
+
+    A line of the summary stands for values that `output` holds.
+    """
+    shapes, progress = [], genie_api.ProgressFile()
     for number, prompt in enumerate(prompts, start=1):
         progress.tell(f"text {number}/{len(prompts)}")
         began = time.monotonic()
         vectors = embedding.generate(prompt)
-        seconds = time.monotonic() - began
-        summary["embeddings"].append({"shape": vectors.shape, "seconds": round(seconds, 6)})
-        data += vectors.data
-    return data
+        seconds = round(time.monotonic() - began, 6)
+        _append(vectors.data, output)
+        _append(_line({"shape": vectors.shape, "seconds": seconds}), summary)
+        shapes.append(vectors.shape)
+    return shapes
+
+
+def _line(values: Dict[str, object]) -> bytes:
+    return json.dumps(values).encode() + b"\n"
+
+
+def _append(data: bytes, file: IO[bytes]) -> None:
+    try:
+        file.write(data)
+        file.flush()
+    except OSError as error:
+        raise genie_api.FatalError(f"cannot write {file.name}: {error}") from error
+
+
+def _open(path: str) -> IO[bytes]:
+    try:
+        return open(path, "wb")
+    except OSError as error:
+        raise genie_api.FatalError(f"cannot write {path}: {error}") from error
 
 
 def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
@@ -95,19 +121,14 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
         config.bind(log, profile)
         began = time.monotonic()
         embedding = resources.add(genie_api.EmbeddingHandle(config))
-        summary: Dict[str, Any] = {
-            "format": _FORMAT,
-            "init_s": round(time.monotonic() - began, 6),
-            "embeddings": [],
-        }
-        data = embed(embedding, prompts, summary)
+        init_s = round(time.monotonic() - began, 6)
+        with _open(options.output_file) as output, _open(options.summary or os.devnull) as summary:
+            _append(_line({"format": _FORMAT, "init_s": init_s}), summary)
+            shapes = embed(embedding, prompts, output, summary)
         if profile is not None:
             genie_t2t_run.write_profile(profile, options.profile, options.trace)
-    genie_t2t_run.write_file(data, options.output_file, "embedding")
-    if options.summary is not None:
-        genie_t2t_run.write_file(json.dumps(summary).encode(), options.summary, "summary")
-    for prompt, facts in zip(prompts, summary["embeddings"]):
-        genie_t2t_run.show_embedding(prompt, facts["shape"])
+    for prompt, shape in zip(prompts, shapes):
+        genie_t2t_run.show_embedding(prompt, shape)
 
 
 def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Stop] = None) -> int:

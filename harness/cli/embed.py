@@ -2,6 +2,8 @@
 
 import io
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,7 @@ from harness.cli.measured import print_from
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError, one_line
+from harness.runtimes.base import TextVectors
 from harness.runtimes.registry import open_model
 from harness.words import pluralize
 from harness.workloads.embed import Embed, Embeddings, read_lines, split_lines
@@ -44,7 +47,8 @@ def embed(
             "--output",
             "-o",
             help="Write the vectors: `*.npy` as a NumPy array [texts, embed], anything else as raw "
-            "little-endian float32, text by text.",
+            "little-endian float32, text by text. In a long run it is written now and then, and "
+            "keeps the texts before an error or Ctrl-C.",
         ),
     ] = None,
     per_token: Annotated[
@@ -82,18 +86,19 @@ def embed(
     _check_output(output, len(workload.texts or ()), per_token=per_token)
     model = open_model(container_dir)
     workload.check(model)
+    shown = _Progress(workload.texts or (), output, prints=not json and reference is None)
     with open_recorded_session(model, options, command="embed", db=db) as (session, recording):
+        session.options = replace(session.options, on_vectors=shown.update)
         embeddings = workload.run(session, recording).output
         longest = session.container.embedding_config.context_length
     for text, tokens in zip(embeddings.texts, embeddings.tokens, strict=True):
         if tokens > longest:
             print_remark(f"only the first {longest} of {tokens} tokens of {text[:40]!r} count")
-    if output is not None:
-        _write(embeddings, output)
+    shown.update(embeddings.result.vectors)
     if json:
         print_json(_document(embeddings, session))
     else:
-        _show(embeddings, session)
+        _show(embeddings, session, begin=shown.printed)
 
 
 def _texts(texts: list[str] | None, file: Path | None) -> tuple[str, ...]:
@@ -122,8 +127,31 @@ def _check_output(path: Path | None, count: int, *, per_token: bool) -> None:
         raise WrongUseError(f"{path} cannot be written: name a file in a folder that exists")
 
 
-def _write(embeddings: Embeddings, path: Path) -> None:
-    arrays = embeddings.arrays()
+class _Progress:
+    """Shows and writes the texts that are embedded, while others still are."""
+
+    def __init__(self, texts: Sequence[str], output: Path | None, *, prints: bool) -> None:
+        self._texts = texts
+        self._output = output
+        self._prints = prints
+        self.printed = 0
+        self._written = 0
+
+    def update(self, vectors: Sequence[TextVectors]) -> None:
+        """Take the vectors of all texts so far."""
+        if self._output is not None and len(vectors) > self._written:
+            _write(vectors, self._output)
+            self._written = len(vectors)
+        if self._prints:
+            for text, each in zip(
+                self._texts[self.printed :], vectors[self.printed :], strict=False
+            ):
+                _show_vectors(text, each)
+            self.printed = len(vectors)
+
+
+def _write(vectors: Sequence[TextVectors], path: Path) -> None:
+    arrays = [each.array() for each in vectors]
     content = b"".join(array.astype("<f4").tobytes() for array in arrays)
     if path.suffix == ".npy":
         buffer = io.BytesIO()
@@ -152,21 +180,21 @@ def _document(embeddings: Embeddings, session: Session) -> dict[str, object]:
     return {**session.device_fields, "metrics": dict(embeddings.result.metrics), "embeddings": rows}
 
 
-def _show(embeddings: Embeddings, session: Session) -> None:
-    console = answers()
-    for number, (text, vectors) in enumerate(
-        zip(embeddings.texts, embeddings.result.vectors, strict=True)
-    ):
-        values = vectors.array().reshape(-1)[:_SHOWN_VALUES]
-        beginning = ", ".join(f"{value:+.4f}" for value in values)
-        shape = " x ".join(map(str, vectors.shape))
-        cosine = (
-            f", cosine with float {embeddings.cosines[number]:.4f}" if embeddings.cosines else ""
-        )
-        console.print(
-            f"{one_line(text, _SHOWN_TEXT)}: [{beginning}, ...] ({shape}){cosine}", markup=False
-        )
-    seconds = [vectors.seconds for vectors in embeddings.result.vectors]
-    mean = 1000 * sum(seconds) / len(seconds)
-    least = f", least cosine {min(embeddings.cosines):.4f}" if embeddings.cosines else ""
-    print_from(session, f"{pluralize(len(seconds), 'text')}, {mean:.1f} ms each{least}")
+def _show(embeddings: Embeddings, session: Session, begin: int) -> None:
+    vectors, cosines = embeddings.result.vectors, embeddings.cosines
+    for number, (text, each) in enumerate(zip(embeddings.texts, vectors, strict=True)):
+        if number >= begin:
+            _show_vectors(
+                text, each, f", cosine with float {cosines[number]:.4f}" if cosines else ""
+            )
+    mean = 1000 * sum(each.seconds for each in vectors) / len(vectors)
+    least = f", least cosine {min(cosines):.4f}" if cosines else ""
+    print_from(session, f"{pluralize(len(vectors), 'text')}, {mean:.1f} ms each{least}")
+
+
+def _show_vectors(text: str, vectors: TextVectors, cosine: str = "") -> None:
+    values = vectors.array().reshape(-1)[:_SHOWN_VALUES]
+    beginning = ", ".join(f"{value:+.4f}" for value in values)
+    shape = " x ".join(map(str, vectors.shape))
+    words = f"{one_line(text, _SHOWN_TEXT)}: [{beginning}, ...] ({shape}){cosine}"
+    answers().print(words, markup=False)

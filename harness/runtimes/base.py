@@ -347,6 +347,9 @@ class TextVectors:
         return np.frombuffer(self.data, "<f4").reshape(self.shape).astype(np.float32)
 
 
+OnVectors = Callable[[Sequence[TextVectors]], None]
+
+
 @dataclass(frozen=True)
 class EmbeddingResult:
     """Embeddings of texts, in their order.
@@ -472,8 +475,14 @@ class DecodesSteps(Protocol):
 class Embeds(Protocol):
     """A runtime that embeds texts."""
 
-    def embed(self, texts: Sequence[str], *, pooled: bool = True) -> EmbeddingResult:
-        """Embed texts one after another: a vector for each, or one for each of its tokens."""
+    def embed(
+        self, texts: Sequence[str], *, pooled: bool = True, on_vectors: OnVectors | None = None
+    ) -> EmbeddingResult:
+        """Embed texts one after another: a vector for each, or one for each of its tokens.
+
+        Args:
+            on_vectors: called now and then with the vectors of all texts so far.
+        """
         ...
 
 

@@ -114,7 +114,9 @@ class Embed(Workload):
             dataset_sha256=hashlib.sha256("\n".join(texts).encode()).hexdigest(),
         )
         with recording.start_if_stored(session, "embed", record) as recorder:
-            result = runtime.embed(texts, pooled=not self.per_token)
+            result = runtime.embed(
+                texts, pooled=not self.per_token, on_vectors=session.options.on_vectors
+            )
             cosines = tuple(
                 _cosine(vectors.array(), other)
                 for vectors, other in zip(result.vectors, references, strict=bool(references))

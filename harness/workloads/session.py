@@ -24,7 +24,15 @@ from harness.results.records import (
     DeviceInfo,
     Provenance,
 )
-from harness.runtimes.base import GenerationResult, Model, Need, Runtime, RuntimeOptions, require
+from harness.runtimes.base import (
+    GenerationResult,
+    Model,
+    Need,
+    OnVectors,
+    Runtime,
+    RuntimeOptions,
+    require,
+)
 from harness.runtimes.container_model import container_of
 from harness.telemetry.conditions import Conditions, prepared
 from harness.telemetry.gate import OnWait
@@ -75,12 +83,14 @@ class SessionOptions(RuntimeOptions):
         folder: base of a workload's relative paths.
         on_repetition: called after each repetition of a benchmark.
         on_rows: called after some rows of a task.
+        on_vectors: as `Embeds.embed` has it.
     """
 
     prepare: Prepare | None = None
     folder: Path = Path()
     on_repetition: OnRepetition | None = None
     on_rows: OnRows | None = None
+    on_vectors: OnVectors | None = None
 
 
 class Session(Closeable):

@@ -1,8 +1,10 @@
 """The runner of text encoders; what Genie makes of texts is tested on a virtual device."""
 
+import io
+import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -43,12 +45,20 @@ def test_one_text_source_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not allowed with argument" in capsys.readouterr().err
 
 
-def test_vectors_are_written_text_by_text_with_their_shapes() -> None:
+def test_each_text_is_written_before_the_next() -> None:
     vectors = [genie_api.Vectors((1, 2), b"12345678"), genie_api.Vectors((2, 1), b"abcdefgh")]
-    encoder = SimpleNamespace(generate=lambda _text: vectors.pop(0))
-    summary: dict[str, Any] = {"embeddings": []}
-    embedding = cast("genie_api.EmbeddingHandle", encoder)
-    data = genie_t2e_run.embed(embedding, [b"a", b"b"], summary)
-    assert data == b"12345678abcdefgh"
-    assert [each["shape"] for each in summary["embeddings"]] == [(1, 2), (2, 1)]
-    assert all(each["seconds"] >= 0 for each in summary["embeddings"])
+    output, summary = io.BytesIO(), io.BytesIO()
+    written = []
+
+    def generate(_text: bytes) -> genie_api.Vectors:
+        written.append((output.getvalue(), summary.getvalue().count(b"\n")))
+        return vectors.pop(0)
+
+    embedding = cast("genie_api.EmbeddingHandle", SimpleNamespace(generate=generate))
+    shapes = genie_t2e_run.embed(embedding, [b"a", b"b"], output, summary)
+    assert written == [(b"", 0), (b"12345678", 1)]
+    assert output.getvalue() == b"12345678abcdefgh"
+    assert shapes == [(1, 2), (2, 1)]
+    lines = [json.loads(line) for line in summary.getvalue().splitlines()]
+    assert [line["shape"] for line in lines] == [[1, 2], [2, 1]]
+    assert all(line["seconds"] >= 0 for line in lines)

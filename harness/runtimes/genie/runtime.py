@@ -40,6 +40,7 @@ from harness.runtimes.base import (
     GenerationRequest,
     GenerationResult,
     ModelRole,
+    OnVectors,
     PerplexityResult,
     RuntimeOptions,
     Scores,
@@ -429,7 +430,9 @@ class GenieRuntime(ContainerRuntime):
             )
         return words
 
-    def embed(self, texts: Sequence[str], *, pooled: bool = True) -> EmbeddingResult:
+    def embed(
+        self, texts: Sequence[str], *, pooled: bool = True, on_vectors: OnVectors | None = None
+    ) -> EmbeddingResult:
         """Embed texts."""
         config = self._container.embedding_config.with_output(pooled=pooled)
         runner = self.runner(Embeds)
@@ -439,7 +442,7 @@ class GenieRuntime(ContainerRuntime):
         folder = self.folder()
         run = EncoderRun(
             self.device, folder, runner, self.limit_s, tuple(self._logging),
-            trace=self._trace,
+            trace=self._trace, on_vectors=on_vectors,
         )  # fmt: skip
         return run.embed(texts, config)
 

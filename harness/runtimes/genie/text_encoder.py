@@ -1,9 +1,11 @@
 """Texts through a text encoder on a device, by Genie's embedding API."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -11,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from buildlib.container.text_embedding import TextEmbeddingConfig
 from buildlib.validation import first_fault
 from harness.devices.device import Device
-from harness.errors import RuntimeOutputError
-from harness.runtimes.base import EmbeddingResult, TextVectors
+from harness.errors import DeviceError, RunnerError, RuntimeOutputError
+from harness.runtimes.base import EmbeddingResult, OnVectors, TextVectors
 from harness.runtimes.genie.output import parse_trace
 from harness.runtimes.run_folder import RunFolder, runner_command
 
@@ -28,19 +30,22 @@ _MOST_VALUES = 1 << 28
 _Size = Annotated[int, Field(ge=1, le=_MOST_VALUES)]
 
 
+class _Start(BaseModel):
+    """First line of a summary."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    format: Annotated[int, Field(ge=2, le=2)]
+    init_s: Annotated[float, Field(ge=0, le=1e6)]
+
+
 class _Embedded(BaseModel):
+    """Each further line."""
+
     model_config = ConfigDict(extra="ignore")
 
     shape: Annotated[tuple[_Size, ...], Field(min_length=1, max_length=8)]
     seconds: Annotated[float, Field(gt=0, le=1e6)]
-
-
-class _Summary(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    format: Annotated[int, Field(ge=1, le=1)]
-    init_s: Annotated[float, Field(ge=0, le=1e6)]
-    embeddings: list[_Embedded]
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class EncoderRun:
         limit_s: the time limit of a process, by the number of its texts.
         logging: options of the runner for Genie's own log.
         trace: whether our runner writes a trace.
+        on_vectors: as `Embeds.embed` has it.
     """
 
     device: Device
@@ -60,42 +66,52 @@ class EncoderRun:
     limit_s: Callable[[int], float]
     logging: tuple[str, ...] = ()
     trace: bool = False
+    on_vectors: OnVectors | None = None
 
     def embed(self, texts: Sequence[str], config: TextEmbeddingConfig) -> EmbeddingResult:
         """Embed texts one after another."""
         self.folder.send({CONFIG: config.to_json()})
         if self.runner.endswith(".py"):
             return self._embed_together(texts)
-        alone = [self._embed_alone(text, config) for text in texts]
-        return EmbeddingResult(
-            tuple(result.vectors[0] for result in alone), alone[-1].metrics, alone[-1].profile
-        )
+        vectors: list[TextVectors] = []
+        for text in texts:
+            alone = self._embed_alone(text, config)
+            vectors += alone.vectors
+            if self.on_vectors is not None:
+                self.on_vectors(vectors)
+        return EmbeddingResult(tuple(vectors), alone.metrics, alone.profile)
 
     def _embed_together(self, texts: Sequence[str]) -> EmbeddingResult:
         self.folder.send({_PROMPTS: json.dumps(list(texts), ensure_ascii=False)})
         command = [*self._command(), "--prompts_file", _PROMPTS, "--summary", SUMMARY]
         command += ["--trace", _TRACE] if self.trace else []
-        memory = self._run(command, len(texts))
-        text = self.folder.read(SUMMARY)
         try:
-            summary = _Summary.model_validate_json(text)
-        except ValidationError as error:
-            raise self._odd(f"unreadable summary: {first_fault(error, _Summary)}") from error
-        if len(summary.embeddings) != len(texts):
-            raise self._odd(f"{len(summary.embeddings)} embeddings of {len(texts)} texts")
-        shapes = [embedded.shape for embedded in summary.embeddings]
-        vectors = [
-            TextVectors(embedded.shape, data, embedded.seconds)
-            for embedded, data in zip(summary.embeddings, self._read_vectors(shapes), strict=True)
-        ]
-        metrics = {"init_s": summary.init_s, **memory}
+            memory = self._run(command, len(texts), replace(self.folder, on_running=self._running))
+        except RunnerError:
+            self._tell()
+            raise
+        start, vectors = self._read_vectors()
+        if len(vectors) != len(texts):
+            raise self._odd(f"{len(vectors)} embeddings of {len(texts)} texts")
+        metrics = {"init_s": start.init_s, **memory}
         traced = parse_trace(self.folder.read(_TRACE), self.device.serial) if self.trace else ""
         return EmbeddingResult(tuple(vectors), metrics, self.folder.read(PROFILE), traced)
+
+    def _running(self, elapsed_s: float, words: str) -> None:
+        if self.folder.on_running is not None:
+            self.folder.on_running(elapsed_s, words)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Hand out the vectors that an unfinished process has written."""
+        if self.on_vectors is not None:
+            with suppress(DeviceError):
+                self.on_vectors(self._read_vectors()[1])
 
     def _embed_alone(self, text: str, config: TextEmbeddingConfig) -> EmbeddingResult:
         """Embed one text by the vendor's program, which tells no shape."""
         self.folder.send({_PROMPT: text})
-        memory = self._run([*self._command(), "--prompt_file", _PROMPT], 1)
+        memory = self._run([*self._command(), "--prompt_file", _PROMPT], 1, self.folder)
         profile = self.folder.read(PROFILE)
         init_s, seconds = self._times(profile)
         width = config.embedding.context.embed_size
@@ -122,21 +138,28 @@ class EncoderRun:
         command = [*runner_command(self.runner), "-c", CONFIG, "--output_file", OUTPUT]
         return [*command, "--profile", PROFILE, *self.logging]
 
-    def _run(self, command: Sequence[str], texts: int) -> Mapping[str, float]:
+    def _run(self, command: Sequence[str], texts: int, folder: RunFolder) -> Mapping[str, float]:
         timeout_s = self.limit_s(texts)
-        outcome = self.folder.run(command, name=self.runner, timeout_s=timeout_s, stdout=_LOGGED)
+        outcome = folder.run(command, name=self.runner, timeout_s=timeout_s, stdout=_LOGGED)
         return outcome.memory
 
-    def _read_vectors(self, shapes: Sequence[tuple[int, ...]]) -> list[bytes]:
+    def _read_vectors(self) -> tuple[_Start, list[TextVectors]]:
+        """Read all vectors that a summary has whole lines on."""
+        first, *lines = self.folder.read(SUMMARY).split("\n")[:-1] or [""]
+        try:
+            start = _Start.model_validate_json(first)
+            texts = [_Embedded.model_validate_json(line) for line in lines]
+        except ValidationError as error:
+            raise self._odd(f"unreadable summary: {first_fault(error, _Embedded)}") from error
         data = self.folder.pull(OUTPUT)
-        sizes = [_FLOAT_BYTES * math.prod(shape) for shape in shapes]
-        if len(data) != sum(sizes):
+        sizes = [_FLOAT_BYTES * math.prod(text.shape) for text in texts]
+        if len(data) < sum(sizes):
             raise self._odd(f"{len(data)} bytes of embeddings, not {sum(sizes)}")
-        pieces, start = [], 0
-        for size in sizes:
-            pieces.append(data[start : start + size])
-            start += size
-        return pieces
+        ends = list(itertools.accumulate(sizes))
+        return start, [
+            TextVectors(text.shape, data[end - size : end], text.seconds)
+            for text, size, end in zip(texts, sizes, ends, strict=True)
+        ]
 
     def _odd(self, reason: str) -> RuntimeOutputError:
         return RuntimeOutputError(self.device.serial, f"{self.runner}: {reason}")

@@ -1,7 +1,8 @@
 """What a runner of text encoders leaves on a device becomes vectors, or an error in one line."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from buildlib.container.text_embedding import EncoderContext, text_embedding
-from harness.errors import RuntimeOutputError
+from harness.errors import RunnerError, RuntimeOutputError
+from harness.runtimes.base import OnVectors
 from harness.runtimes.genie.text_encoder import EncoderRun
 
 if TYPE_CHECKING:
@@ -37,19 +39,26 @@ PROFILE = json.dumps(
 )
 
 
+@dataclass
 class Folder:
     """A run folder in which a runner left these files."""
 
-    def __init__(self, files: Mapping[str, str], output: bytes) -> None:
-        self.files, self.output = dict(files), output
-        self.sent: dict[str, str] = {}
-        self.commands: list[list[str]] = []
+    files: Mapping[str, str]
+    output: bytes
+    fails: bool = False
+    on_running: Callable[[float, str], None] | None = None
+    sent: dict[str, str] = field(default_factory=dict)
+    commands: list[list[str]] = field(default_factory=list)
 
     def send(self, inputs: Mapping[str, str]) -> None:
         self.sent |= inputs
 
     def run(self, command: Sequence[str], **_: object) -> SimpleNamespace:
         self.commands.append(list(command))
+        if self.on_running is not None:
+            self.on_running(10.0, "text 2/2")
+        if self.fails:
+            raise RunnerError("phone", "genie_t2e_run.py", "was killed", 137, "")
         return SimpleNamespace(memory={"peak_rss_bytes": 1.0})
 
     def read(self, name: str) -> str:
@@ -60,17 +69,28 @@ class Folder:
 
 
 def encoder(
-    runner: str, files: Mapping[str, str], output: bytes = ROWS.tobytes()
+    runner: str,
+    files: Mapping[str, str],
+    output: bytes = ROWS.tobytes(),
+    *,
+    fails: bool = False,
+    on_vectors: OnVectors | None = None,
 ) -> tuple[EncoderRun, Folder]:
-    folder = Folder(files, output)
-    device = SimpleNamespace(serial="phone")
-    run = EncoderRun(cast("Device", device), cast("RunFolder", folder), runner, lambda n: 60.0 * n)
+    folder = Folder(files, output, fails)
+    run = EncoderRun(
+        cast("Device", SimpleNamespace(serial="phone")),
+        cast("RunFolder", folder),
+        runner,
+        lambda n: 60.0 * n,
+        on_vectors=on_vectors,
+    )
     return run, folder
 
 
 def summary(*shapes: tuple[int, ...]) -> str:
-    embeddings = [{"shape": shape, "seconds": 0.5} for shape in shapes]
-    return json.dumps({"format": 1, "init_s": 0.25, "embeddings": embeddings})
+    lines: list[object] = [{"format": 2, "init_s": 0.25}]
+    lines += [{"shape": shape, "seconds": 0.5} for shape in shapes]
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def test_texts_go_through_one_process_of_our_runner() -> None:
@@ -81,6 +101,21 @@ def test_texts_go_through_one_process_of_our_runner() -> None:
     assert result.metrics == {"init_s": 0.25, "peak_rss_bytes": 1.0}
     assert json.loads(folder.sent["prompts.json"]) == ["a", "\N{SNOWMAN}"]
     assert len(folder.commands) == 1
+
+
+def test_what_an_unfinished_process_has_written_is_handed_out() -> None:
+    told: list[list[list[list[float]]]] = []
+    cut = summary((1, 2), (1, 2))[:-9]
+    run, _ = encoder(
+        "genie_t2e_run.py",
+        {"summary.json": cut},
+        ROWS.tobytes()[:12],
+        fails=True,
+        on_vectors=lambda vectors: told.append([each.array().tolist() for each in vectors]),
+    )
+    with pytest.raises(RunnerError):
+        run.embed(["a", "b"], CONFIG)
+    assert told == [[[[1, 2]]]] * 2
 
 
 def test_the_vendors_program_takes_one_text_a_process() -> None:
@@ -97,6 +132,7 @@ def test_the_vendors_program_takes_one_text_a_process() -> None:
     ("left", "output", "reason"),
     [
         ("", ROWS.tobytes(), "unreadable summary"),
+        (summary().replace("2", "1"), ROWS.tobytes(), "unreadable summary"),
         (summary((1, 2)), ROWS.tobytes(), "1 embeddings of 2 texts"),
         (summary((1, 2), (0, 2)), ROWS.tobytes(), "unreadable summary"),
         (summary((1, 2), (1, 2)), b"short", "5 bytes of embeddings, not 16"),
