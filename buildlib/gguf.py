@@ -47,6 +47,8 @@ _MOST = 1 << 24
 _MOST_DIMENSIONS = 4
 _ALIGNMENT = 32
 """Bytes to which tensors are aligned where no key says otherwise."""
+_WITH_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"})
+"""Kinds of BPE (`tokenizer.ggml.pre`) that begin a text with bos where no key says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,13 @@ class GgufHeader:
         """Tokens of the longest context that the model was made for."""
         value = self.keys.get(f"{self.architecture}.context_length")
         return value if isinstance(value, int) and value > 0 else None
+
+    @property
+    def adds_bos(self) -> bool:
+        """True if llama.cpp begins a text with bos (its `src/llama-vocab.cpp`)."""
+        usual = self.keys.get("tokenizer.ggml.pre") in _WITH_BOS
+        usual = usual or self.keys.get("tokenizer.ggml.model") == "llama"
+        return bool(self.keys.get("tokenizer.ggml.add_bos_token", usual))
 
     @property
     def types(self) -> dict[str, int]:

@@ -103,7 +103,7 @@ def _add_tokenizer(writer: "gguf.GGUFWriter", folder: Path, model: Architecture)
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     writer.add_bos_token_id(model.bos_token_id)
     writer.add_eos_token_id(model.eos_token_id)
-    writer.add_add_bos_token(True)  # noqa: FBT003
+    writer.add_add_bos_token(tokenizer["post_processor"] is not None)
 
 
 if __name__ == "__main__":

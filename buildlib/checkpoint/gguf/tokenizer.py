@@ -36,22 +36,18 @@ class _Cut:
         patterns: each cuts the pieces of the one before it.
         composed: whether the text is brought into NFC first.
         whole: whether a piece that is a token is taken as it is, whatever merges say.
-        adds_bos: whether a text begins with bos where no key says otherwise.
     """
 
     patterns: tuple[str, ...]
     composed: bool = False
     whole: bool = False
-    adds_bos: bool = False
 
 
 _DIGITS_FIRST = _Cut((r"\p{N}", _GPT2))
 _CUTS: Mapping[str, _Cut] = {
     **dict.fromkeys(("gpt-2", "olmo", "phi-2", "exaone4", "a.x-4.0", "mellum"), _Cut((_GPT2,))),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "exaone"), _DIGITS_FIRST),
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3"), _Cut((_LLAMA3,), whole=True, adds_bos=True)
-    ),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _Cut((_LLAMA3,), whole=True)),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _Cut((_LLAMA3,))),
     "qwen2": _Cut((_QWEN2,), composed=True),
     **dict.fromkeys(("deepseek-r1-qwen", "megrez", "stablelm2"), _Cut((_QWEN2,))),
@@ -59,7 +55,7 @@ _CUTS: Mapping[str, _Cut] = {
         (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)
     ),
     "gpt-4o": _Cut((_by_case(r"\p{N}{1,3}", f"{_CONTRACTIONS}?"),)),
-    "tekken": _Cut((_by_case(r"\p{N}"),), whole=True, adds_bos=True),
+    "tekken": _Cut((_by_case(r"\p{N}"),), whole=True),
 }
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _ENDS = frozenset((
@@ -151,8 +147,8 @@ class GgufTokenizer:
         template = self._keys.get("tokenizer.chat_template")
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "add_bos_token": self._adds("bos"),
-            "add_eos_token": self._adds("eos"),
+            "add_bos_token": self._model.header.adds_bos,
+            "add_eos_token": self._adds_eos,
             "clean_up_tokenization_spaces": False,
             **{name: self._tokens[number] for name, number in ids.items() if number is not None},
             **({"chat_template": template} if isinstance(template, str) else {}),
@@ -268,8 +264,8 @@ class GgufTokenizer:
 
     def _post_processor(self) -> Json | None:
         bos, eos = self._id("bos"), self._id("eos")
-        before = [bos] if self._adds("bos") and bos is not None else []
-        after = [eos] if self._adds("eos") and eos is not None else []
+        before = [bos] if self._model.header.adds_bos and bos is not None else []
+        after = [eos] if self._adds_eos and eos is not None else []
         if not before and not after:
             return None
 
@@ -294,10 +290,9 @@ class GgufTokenizer:
             },
         }
 
-    def _adds(self, name: str) -> bool:
-        """Return whether a text gets bos before it, or eos after it."""
-        usual = name == "bos" and (self.kind == "llama" or self._cut.adds_bos)
-        return bool(self._keys.get(f"{_KEYS}add_{name}_token", usual))
+    @property
+    def _adds_eos(self) -> bool:
+        return bool(self._keys.get(f"{_KEYS}add_eos_token", False))
 
     def _find_unknown(self) -> str | None:
         """Return the token of what no token stands for."""

@@ -70,6 +70,7 @@ class LlamaCppRuntime(DeployedRuntime):
         arguments: options that llama-bench, llama-completion and llama-perplexity share.
         environment: words before a program.
         context_length: of dialogs and of windows.
+        adds_bos: whether texts begin with bos.
     """
 
     name: ClassVar[str] = "llama.cpp"
@@ -84,8 +85,10 @@ class LlamaCppRuntime(DeployedRuntime):
         arguments: Sequence[str],
         environment: Sequence[str],
         context_length: int,
+        adds_bos: bool,
     ) -> None:
         super().__init__(device, properties, bundle, options)
+        self._adds_bos = adds_bos
         self._arguments = tuple(arguments)
         self._context_length = context_length
         self._environment = tuple(environment)
@@ -171,9 +174,9 @@ class LlamaCppRuntime(DeployedRuntime):
         )
 
     def added_tokens(self, settings: DialogSettings, *, after_fill: bool = False) -> int:
-        """Return the tokens before a prompt: bos, as most models have it."""
+        """Return the tokens before a prompt: bos, where the model has it."""
         del settings, after_fill
-        return 1
+        return int(self._adds_bos)
 
     def positions(self, role: ModelRole = "target") -> Positions:
         """Name the positions that llama-perplexity scores."""
@@ -307,17 +310,19 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
     def windows(
         self, text: str, most: int | None = None, role: ModelRole = "target"
     ) -> Sequence[Window]:
-        """Cut a text as llama-perplexity does: whole contexts, whose first token becomes bos.
+        """Cut a text as llama-perplexity does: whole contexts.
 
-        The second half of each is scored: tokens CL/2 + 1 to CL - 1, counted from 0.
+        The first token of each becomes bos, unless the model begins texts with none. The second
+        half is scored: tokens CL/2 + 1 to CL - 1, counted from 0.
         """
         if role != "target":
             raise WrongUseError("a GGUF has no draft model")
         size = self.context_length
         text = text.replace("\0", " ")
         encoding = load_tokenizer(self.tokenizer).encode(text, add_special_tokens=False)
-        ids = [-1, *encoding.ids]  # for bos, which llama.cpp puts in front
-        starts = [0, *(start for start, _ in encoding.offsets)]
+        bos = int(self.header.adds_bos)  # which llama.cpp puts in front
+        ids = [*[-1] * bos, *encoding.ids]
+        starts = [*[0] * bos, *(start for start, _ in encoding.offsets)]
         if len(ids) < 2 * size:
             raise WrongUseError(
                 f"the text has {len(ids)} tokens, and llama-perplexity wants two contexts of {size}"
@@ -331,7 +336,7 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
             Window(
                 text[begin:end],
                 scored=tuple(ids[number * size + half : (number + 1) * size]),
-                context=tuple(ids[number * size + 1 : number * size + half]),
+                context=tuple(ids[number * size + bos : number * size + half]),
             )
             for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False))
         ]
@@ -370,4 +375,5 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
             arguments=(*itertools.chain(*flags), *description.arguments),
             environment=self.environment,
             context_length=self.context_length,
+            adds_bos=self.header.adds_bos,
         )

@@ -1,6 +1,7 @@
 """The real llama.cpp on a virtual device, against the model in float on this host."""
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -72,6 +73,28 @@ def test_its_perplexity_is_that_of_the_model_in_float(
         alone = float_perplexity(tiny_llama.folder(), model.info, [window])
         assert value == pytest.approx(alone, rel=1e-4)
     assert (result.positions, result.tokens) == ("second_half", 190)
+
+
+def test_a_model_without_bos_is_scored_without_it(virtual_device: Device, tmp_path: Path) -> None:
+    """As a Qwen is: all tokens of a context are of the text."""
+    needs("llama.cpp")
+    folder = tmp_path / "plain"
+    shutil.copytree(tiny_llama.folder(), folder, ignore=shutil.ignore_patterns("lora", "ssd"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, "post_processor": None}))
+    write_gguf(tmp_path / "tiny.gguf", folder)
+    exact = {"cache_type": "f32", "flash_attn": "off"}
+    path = describe(tmp_path / "it.yaml", tokenizer=str(folder / "tokenizer.json"), **exact)
+    model = open_model(path)
+    windows = model.windows(tiny_llama.heldout_text(), 2)
+    assert [len(window.context) for window in windows] == [97] * 2
+    runtime = model.start(virtual_device, virtual_device.properties(), RuntimeOptions())
+    result = runtime.score(windows)
+    assert runtime.added_tokens(DialogSettings()) == 0
+    runtime.clean()
+    assert result.perplexity == pytest.approx(
+        float_perplexity(folder, model.info, windows), abs=1e-4
+    )
 
 
 def test_a_text_of_two_contexts_is_enough(model: LlamaCppModel, runtime: LlamaCppRuntime) -> None:
