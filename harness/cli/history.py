@@ -104,6 +104,11 @@ def _print_series(series: Series, newest: int) -> None:
     unit = series.metric.shown_unit or series.metric.key
     headings = ("night (UTC)", unit, "to level", "commit", "sessions", "low to high")
     print_rows(headings, rows, right={unit, "to level", "sessions"})
+    for night in series.apart:
+        out.print(
+            f"left out, off the branch: {night.at:%Y-%m-%d} {(night.commit or '')[:_COMMIT]} "
+            f"{series.metric.show(night.mean)}, {pluralize(len(night.sessions), 'session')}"
+        )
     out.print()
 
 
@@ -138,6 +143,7 @@ def _to_json(series: Series) -> dict[str, Any]:
         "name": series.name,
         "emulator": series.emulator,
         "nights": [_night_to_json(night) for night in series.nights],
+        "apart": [_night_to_json(night) for night in series.apart],
         "smallest_loss": series.smallest_loss,
         "changes": [_change_to_json(series, change) for change in series.changes],
         "refuted": [_change_to_json(series, change) for change in series.refuted],

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from harness.errors import NotStoredError, WrongUseError
-from harness.results.nights import find_main_branch, group_nights
+from harness.results.nights import find_main_branch, find_strays, group_nights
 from harness.results.provenance import git_history
 from harness.results.records import RunHead
 
@@ -120,7 +120,9 @@ def find_nights(heads: Iterable[RunHead]) -> Iterator[BaselinePoint]:
 def _resolve(
     heads: Sequence[RunHead], reference: str, judged: BaselinePoint | None, main: str | None
 ) -> Iterator[BaselinePoint]:
-    base = [head for head in heads if not head.branch or head.branch == main] or heads
+    strays = find_strays(heads, main)
+    on_main = (head for head in heads if head.id not in strays)
+    base = [head for head in on_main if not head.branch or head.branch == main] or heads
     if reference == PREVIOUS:
         base = base if judged is None else _reached(base, judged, main)
         nights = find_nights(base)

@@ -1,9 +1,9 @@
 """Histories: the same measurement night after night, with its changes.
 
 A series has one metric of one `Subject` on one branch: the repository's default branch, or else the
-most frequent one. Runs outside of any branch belong to it, too. Its nights (see
+most frequent one. Runs outside of any repository belong to it, too. Its nights (see
 `harness.results.nights`) hold the sessions of one commit and container. Runs with a failed output
-check, both sides of comparisons and warm-ups are left out.
+check, both sides of comparisons and warm-ups are left out; commits off the branch stand apart.
 
 `read_series` and `find_series` are the only makers of histories: `qnnfarm history`, alerts, nightly
 jobs and reports all show these.
@@ -35,7 +35,7 @@ from harness.results.identity import (
     place,
 )
 from harness.results.metrics import Direction, Metric, find_metric
-from harness.results.nights import choose_branch, find_main_branch, group_nights
+from harness.results.nights import choose_branch, find_main_branch, find_strays, group_nights
 from harness.results.perplexity import PERPLEXITY
 from harness.results.provenance import own_version
 from harness.results.records import SIDES, Run, RunHead, RunMeans
@@ -121,6 +121,7 @@ class Series:
         subject: id of the `Subject`; the series of its metrics share it.
         changes: those that stand; their nights are places in `nights`.
         refuted: those that later nights have refuted.
+        apart: nights of commits off the branch, which are not judged (`nights.find_strays`).
         smallest_loss: the smallest one that would be told in time, as `SeriesJudgement` has it.
     """
 
@@ -129,6 +130,7 @@ class Series:
     nights: tuple[MeasuredNight, ...]
     changes: tuple[Change, ...] = ()
     refuted: tuple[Change, ...] = ()
+    apart: tuple[MeasuredNight, ...] = ()
     smallest_loss: float | None = None
 
     @property
@@ -197,6 +199,7 @@ class Series:
             nights=self.nights[first:],
             changes=_moved(self.changes, first),
             refuted=_moved(self.refuted, first),
+            apart=tuple(one for one in self.apart if moment is None or one.at >= moment),
         )
 
     @property
@@ -280,18 +283,17 @@ def mark_subjects(store: ResultsStore) -> dict[str, str]:
     That is its runs, their nights, the branch that counts, and the code that judges: the version
     does not tell two checkouts apart.
     """
-    heads, runs = store.heads(), schema.runs.c
+    heads = store.heads()
+    main = find_main_branch(heads)
     code = b"".join(Path(file).read_bytes() for file in (__file__, changes.__file__))
     judge = f"{own_version()} {hashlib.sha256(code).hexdigest()}"
-    begin = f"{judge} {find_main_branch(heads)}\n".encode()
-    with store.database.reading() as connection:
-        rows = connection.execute(select(runs.id, runs.subject))
-        subjects = {row.id: row.subject for row in rows}
-    marks = {subject: hashlib.sha256(begin) for subject in set(subjects.values())}
+    begin = f"{judge} {main}\n".encode()
+    strays = find_strays(heads, main)
+    marks = {subject: hashlib.sha256(begin) for subject in {head.subject for head in heads}}
     for night in group_nights(heads):
         for head in night:
-            if head.id in subjects:  # else it was removed meanwhile
-                marks[subjects[head.id]].update(f"{head.id} {night[0].id}\n".encode())
+            place = f"{head.id} {night[0].id} {head.id in strays}\n"
+            marks[head.subject].update(place.encode())
     return {subject: mark.hexdigest() for subject, mark in marks.items()}
 
 
@@ -328,18 +330,27 @@ def _judge(
     for one in measured:
         if _has_history(one.run) and not one.means.keys().isdisjoint(metrics):
             subjects.setdefault(Subject.of(one.run), []).append(one)
+    heads = (
+        replace(RunHead.of(one.run), subject=subject.id)
+        for subject, runs in subjects.items()
+        for one in runs
+    )
+    strays = find_strays(heads, placed.branch)
     series: list[Series] = []
     for subject, runs in subjects.items():
         branch = choose_branch([one.run.provenance.git_branch for one in runs], placed.branch)
         nights: dict[tuple[int | None, str], list[RunMeans]] = {}
+        apart: dict[tuple[int | None, str], list[RunMeans]] = {}
         for one in runs:
             if (one.run.provenance.git_branch or branch) == branch:
                 night = placed.nights.get(one.run.id), one.run.container.sha256
-                nights.setdefault(night, []).append(one)
-        by_metric = ((find_metric(key), _nights(nights.values(), key)) for key in metrics)
-        series += [
-            Series(subject.id, metric, measured) for metric, measured in by_metric if measured
-        ]
+                where = apart if one.run.id in strays else nights
+                where.setdefault(night, []).append(one)
+        for metric in map(find_metric, metrics):
+            measured_nights = _nights(nights.values(), metric.key)
+            if measured_nights:
+                off = _nights(apart.values(), metric.key)
+                series.append(Series(subject.id, metric, measured_nights, apart=off))
     judgements = judge_all([_history(one) for one in series])
     judged = (_with_changes(one, judged) for one, judged in zip(series, judgements, strict=True))
     return _sort(judged, metrics)

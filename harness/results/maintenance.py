@@ -27,7 +27,7 @@ from harness.results.alerts import UNSETTLED, Alert
 from harness.results.artifacts import ArtifactFolder
 from harness.results.database import ResultsDatabase, refuse_unreadable_rows
 from harness.results.history import LEVEL_NIGHTS
-from harness.results.nights import find_main_branch, group_nights
+from harness.results.nights import find_main_branch, find_strays, group_nights
 from harness.results.provenance import has_ended
 from harness.results.records import RunHead, runtime_of
 
@@ -345,7 +345,9 @@ def _groups_of_alerts(connection: Connection, new: Sequence[Alert]) -> frozenset
         rows = connection.execute(query.where(runs.subject == subject))
         heads = [RunHead(*row) for row in rows]
         branch = find_main_branch(heads)
-        nights = group_nights(head for head in heads if head.branch in {None, branch})
+        strays = find_strays(heads, branch)
+        on_branch = (head for head in heads if head.branch in {None, branch})
+        nights = group_nights(head for head in on_branch if head.id not in strays)
         at = [night[0].created_at for night in nights]
         for moment in began:
             first = bisect_left(at, moment)

@@ -92,6 +92,14 @@ def git_history(folder: Path, reference: str) -> tuple[str, ...]:
     return tuple((commits or "").split())
 
 
+def git_branch_history(folder: Path, branch: str) -> tuple[str, ...]:
+    """List the commits of a branch, here and at the origin, no parent before its child."""
+    places = [f"refs/{place}/{branch}" for place in ("heads", "remotes/origin")]
+    options = ("--topo-order", "--max-count=5000", "--ignore-missing")
+    commits = _git(folder, "rev-list", *options, "--end-of-options", *places, "--")
+    return tuple((commits or "").split())
+
+
 def git_default_branch(folder: Path) -> str | None:
     """Return the default branch of the repository that a folder was cloned from, if git knows."""
     branch = _git(folder, "symbolic-ref", "--quiet", "--short", "refs/remotes/origin/HEAD")

@@ -350,12 +350,17 @@ SIDES = frozenset({"A", "B"})
 
 @dataclass(frozen=True, slots=True)
 class RunHead:
-    """Place of a run in the history of its database."""
+    """Place of a run in the history of its database.
+
+    Attributes:
+        subject: id of its `harness.results.identity.Subject`.
+    """
 
     id: str
     created_at: datetime
     commit: str | None
     branch: str | None
+    subject: str = ""
 
     @classmethod
     def of(cls, run: "Run") -> "RunHead":

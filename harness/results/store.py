@@ -286,7 +286,7 @@ class ResultsStore(Closeable):
         """
         runs = schema.runs.c
         query = (
-            select(runs.id, runs.created_at, runs.git_commit, runs.git_branch)
+            select(runs.id, runs.created_at, runs.git_commit, runs.git_branch, runs.subject)
             .where(runs.status != "running", runs.label.not_in(SIDES))
             .order_by(runs.created_at, runs.id)
         )

@@ -1,5 +1,6 @@
 """Histories of a store, their changes, and the alerts that come of them."""
 
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -45,7 +46,7 @@ def fill(store: ResultsStore, make_run: Callable[..., Run]) -> Fill:
                     ),
                 )
                 commit = f"{night:02d}" * 20
-                store.write_run(changed(run, provenance__git_commit=commit, **changes))
+                store.write_run(changed(run, **{"provenance__git_commit": commit, **changes}))
 
     return write
 
@@ -106,6 +107,72 @@ def test_runs_that_are_not_comparable_make_another_series(store: ResultsStore, f
     fill([50.0] * 2, label="head/phone/bench#1")
     fill([50.0] * 2, label="base/phone/bench#1")
     assert len(read_series(store, DECODE)) == 6
+
+
+ON_MAIN: dict[str, object] = {"provenance__git_branch": "main"}
+
+
+def commits_apart(store: ResultsStore) -> list[str]:
+    return [(night.commit or "")[:2] for night in decode(store).apart]
+
+
+@IN_A_FILE
+@pytest.mark.parametrize("branch", [None, "main"])
+def test_commits_of_a_bisection_stay_out_of_the_history(
+    store: ResultsStore, fill: Fill, branch: str | None
+) -> None:
+    """They run again after the loss, without a branch (detached HEAD) or with that of before."""
+    fill([50.0] * 20 + [40.0] * 3, **ON_MAIN)
+    (alert,) = alerts.review_new(store)
+    for night, (commit, level) in enumerate(((3, 50.0), (17, 50.0), (19, 50.0), (20, 40.0)), 23):
+        again: dict[str, object] = {"provenance__git_commit": f"{commit:02d}" * 20}
+        fill([level], start=night, **again, provenance__git_branch=branch)
+    fill([40.2] * 2, start=30, **ON_MAIN)
+    assert commits_apart(store) == ["03", "17", "19", "20"]
+    assert len(decode(store).nights) == 25
+    assert alerts.review_new(store) == ()
+    (still,) = alerts.list_alerts(store)
+    assert (still.id, still.state, still.bad_commit) == (alert.id, "open", "20" * 20)
+
+
+@IN_A_FILE
+def test_results_from_before_branches_were_known_stay_in_the_history(
+    store: ResultsStore, fill: Fill
+) -> None:
+    fill([50.0] * 12)
+    fill([50.0] * 3, start=12, **ON_MAIN)
+    fill([50.0], start=15)
+    assert commits_apart(store) == ["15"]
+    assert len(decode(store).nights) == 15
+
+
+@IN_A_FILE
+@pytest.mark.needs("git")
+def test_git_tells_which_commits_are_older(
+    store: ResultsStore, fill: Fill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of a bisection may never have run before, and a branch may be reset."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
+        return subprocess.check_output([*command, *arguments], text=True).strip()
+
+    def measure(commit: str) -> None:
+        night = len(store.heads()) // 2
+        fill([50.0], start=night, provenance__git_commit=commit, **ON_MAIN)
+
+    git("init", "-q", "-b", "main")
+    commits = []
+    for number in range(4):
+        git("commit", "-q", "--allow-empty", "-m", f"{number}")
+        commits.append(git("rev-parse", "HEAD"))
+    monkeypatch.chdir(tmp_path)
+    for commit in (commits[0], commits[3], commits[1], "f" * 40):
+        measure(commit)
+    assert [night.commit for night in decode(store).apart] == [commits[1]]
+    git("reset", "-q", "--hard", commits[1])
+    measure(commits[1])
+    assert [night.commit for night in decode(store).apart] == []
 
 
 @IN_A_FILE
