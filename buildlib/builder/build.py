@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 
-from buildlib.builder.model_folder import check_loss
+from buildlib.builder.model_folder import check_loss, load_factors
 from buildlib.builder.model_place import hub_origin
 from buildlib.builder.options import SplitModelConfig
 from buildlib.builder.parts import Part, all_parts
@@ -59,6 +59,7 @@ from buildlib.passes.split import weights_by_segment
 from buildlib.paths import plain_path
 from buildlib.quantize.grids import check_shared_caches
 from buildlib.quantize.summary import ignored_options
+from buildlib.quantize.techniques.scaling import check_shared_factors
 from buildlib.speculative.config import DRAFT_FOLDER, EagletBuilderConfig, SsdBuilderConfig
 from buildlib.toolchains.base import Toolchain, compile_memory_bytes
 
@@ -257,7 +258,10 @@ class Build:
                     decoder = build_decoder(Checkpoint.load(source.folder), GraphShape(1, 2))
                     check_adapters(plan.additions.lora, decoder)
         inputs = {source: watch.hash(source.inputs()) for source in self.sources.distinct()}
-        canonical = {s: self._add_canonical(graph, s, inputs[s]) for s in inputs}
+        canonical: dict[ModelSource, tuple[CacheEntry, ...]] = {}
+        for source, files in inputs.items():  # the main one first, whose caches all others share
+            sharing = canonical[self.sources.main][-1] if canonical else None
+            canonical[source] = self._add_canonical(graph, source, files, sharing)
         graph.run()
         watch.check(reread=True)
         check_loss(canonical[self.sources.main][-1].folder, self.name, plan.options.max_kl)
@@ -276,12 +280,24 @@ class Build:
         return plan, models
 
     def _add_canonical(
-        self, graph: StageGraph, source: ModelSource, files: Mapping[str, str]
+        self,
+        graph: StageGraph,
+        source: ModelSource,
+        files: Mapping[str, str],
+        sharing: CacheEntry | None,
     ) -> tuple[CacheEntry, ...]:
-        """Bring one source into canonical form, the last version with encodings for all of it."""
+        """Bring one source into canonical form, the last version with encodings for all of it.
+
+        Args:
+            sharing: the last version of the main model, if this is an attached one.
+        """
         additions, quantization = self.plan.additions, self.plan.options.quantization
         if self.plan.contract == MLLM_CONTRACT and quantization.kv_bitwidth is None:
             quantization = quantization.model_copy(update={"kv_bitwidth": 8})
+        main = self.sources.main
+        if sharing is not None and isinstance(main, OnnxSource) and main.encodings is not None:
+            scaling = bool(quantization.scaling)  # as the main model is
+            quantization = quantization.model_copy(update={"scaling": scaling})
         shape = self._shape_for(source)
         match source:
             case OnnxSource(canonical=CacheEntry() as made):
@@ -299,7 +315,7 @@ class Build:
         optimize = OptimizeWeights(versions[-1], source, quantization)
         if optimize.steps and source.calibration_text is not None:
             versions.append(graph.add(optimize, source))
-        complete = CompleteEncodings(versions[-1], source, quantization, versions[0])
+        complete = CompleteEncodings(versions[-1], source, quantization, versions[0], sharing)
         versions.append(graph.add(complete, source))
         return tuple(versions)
 
@@ -487,13 +503,13 @@ class Build:
         names = {
             source: f"the model attached for AR {ar}" for ar, source in self.sources.by_ar.items()
         }
+        folders = {
+            names.get(source, "the main model"): model.prepared.model
+            for source, model in models.items()
+        }
+        check_shared_factors({name: load_factors(folder) for name, folder in folders.items()})
         check_shared_caches(
-            {
-                names.get(source, "the main model"): load_encodings(
-                    model.prepared.model / ENCODINGS_FILE
-                )
-                for source, model in models.items()
-            }
+            {name: load_encodings(folder / ENCODINGS_FILE) for name, folder in folders.items()}
         )
 
     def _inputs(self, models: "Mapping[ModelSource, BuiltModel]") -> dict[str, str]:

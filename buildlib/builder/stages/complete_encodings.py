@@ -21,6 +21,7 @@ from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
+from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.interface import require_shape
 from buildlib.quantize.bitwidths import Bitwidths
@@ -37,6 +38,8 @@ class CompleteEncodings(CachedStage):
         float_model: that the loss is measured against.
         export: that it was made of; errors name its files.
         quantization: bits of tensors without encodings.
+        sharing: a complete model that feeds the same caches, whose grids of keys and values are
+            taken where this one's have no encodings.
     """
 
     operation = "quantize"
@@ -44,6 +47,7 @@ class CompleteEncodings(CachedStage):
     export: ModelSource
     quantization: QuantizationOptions
     float_model: CacheEntry
+    sharing: CacheEntry | None = None
 
     @property
     def subject(self) -> str:
@@ -65,7 +69,8 @@ class CompleteEncodings(CachedStage):
         # Calibration puts files beside the model: not into an entry that other builds check.
         model = save_model(load_model(imported / MODEL_FILE), folder / MODEL_FILE)
         path, config = imported / ENCODINGS_FILE, load_config(imported / CONFIG_FILE)
-        encodings = load_encodings(path) if path.is_file() else Encodings()
+        own = load_encodings(path) if path.is_file() else Encodings()
+        encodings = self._with_caches(own)
         text, tokens = self.export.calibration_text, self.quantization.calibration_tokens
         windows = calibration_windows(imported, text, tokens)
         bits = Bitwidths.from_options(self.quantization)
@@ -81,12 +86,25 @@ class CompleteEncodings(CachedStage):
         link_configuration(imported, folder)
         windows = loss_windows(imported, text)
         if windows:
-            given = encodings if self.imported == self.float_model else Encodings()
+            given = own if self.imported == self.float_model else Encodings()
             is_open = bits.kv_bitwidth is None and cache_bits(encodings) is None
             rows = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
             size = rows * require_shape(model).cl
             complete = self._judge(model, complete, given, windows, size if is_open else None)
         save_encodings(complete, folder / ENCODINGS_FILE)
+
+    def _with_caches(self, own: Encodings) -> Encodings:
+        """Add the encodings of the caches that are shared."""
+        if self.sharing is None:
+            return own
+        theirs, names = load_encodings(self.sharing.folder / ENCODINGS_FILE), own.by_name()
+        caches = [
+            encoding
+            for encoding in theirs.activation_encodings
+            if interface.is_kv(encoding.name) and encoding.name not in names
+        ]
+        activations = (*own.activation_encodings, *caches)
+        return own.model_copy(update={"activation_encodings": activations})
 
     def _judge(
         self,

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from buildlib.checkpoint.layout import MODEL_FILE
+from buildlib.errors import EncodingsError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.values import is_parameter, operand, source_of, static_shape
@@ -45,6 +46,10 @@ _ELEMENTWISE = frozenset({"Add", "Div", "Mul", "Sub"})
 _POWERS = (1.0, 0.75, 0.5, 0.25, 0.0)
 _LEAST = 1e-4
 """Of the largest channel: smaller ones count as so large."""
+_SAME_FACTOR = 1e-3
+"""Relative difference of factors by the order of sums, and less than a step of a cache."""
+_NONE = np.ones(1, np.float32)
+"""The factors of what is not rescaled."""
 
 
 def write_scaled(model: Path, factors: Factors, folder: Path) -> Path:
@@ -75,6 +80,22 @@ def multiplied(*all_factors: Factors) -> dict[str, Array]:
         for name, values in factors.items():
             product[name] = product[name] * values if name in product else values
     return product
+
+
+def check_shared_factors(models: Mapping[str, Factors]) -> None:
+    """Check that models that share caches have rescaled them alike.
+
+    Args:
+        models: their factors, by the name of the model in messages.
+    """
+    (first, reference), *others = models.items()
+    for name, factors in others:
+        for cache in filter(interface.is_kv, sorted(reference.keys() | factors.keys())):
+            ours, theirs = reference.get(cache, _NONE), factors.get(cache, _NONE)
+            if not np.allclose(ours, theirs, rtol=_SAME_FACTOR, atol=0.0):
+                reason = f"{name} has rescaled it by other factors than {first}"
+                remedy = "build both from the same weights, or with quantization.scaling=false"
+                raise EncodingsError(cache, f"{reason}, and both feed one cache: {remedy}")
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.container.container import GenAIContainer
 from buildlib.encodings.files import load_encodings, save_encodings
+from buildlib.encodings.model import Encodings, symmetric_encoding
 from buildlib.errors import EncodingsError, InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.graph.interface import is_kv
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
@@ -153,6 +156,46 @@ def test_models_can_keep_their_ar_at_another_context_length(
     assert made.graphs.auto_regression_numbers == (1,)
     assert made.graphs.context_lengths == (48,)
     assert made.options["skip_ar_conversion"] is True
+
+
+def without_encodings(export: Path, folder: Path) -> Path:
+    """A copy of an export's model."""
+    shutil.copytree(export.parent, folder, ignore=shutil.ignore_patterns("source", "*.encodings"))
+    return folder / export.name
+
+
+@pytest.mark.needs("libatomic1")
+def test_an_attached_model_without_encodings_has_the_caches_of_the_main_one(
+    one_layer_export: Path, decode_export: Path, tiny_text: str, build_cache: Path, tmp_path: Path
+) -> None:
+    """Their bits and grids are chosen once, and so is whether they are rescaled."""
+    main = tmp_path / "main"
+    shutil.copytree(one_layer_export, main)
+    given = load_encodings(main / "model.encodings")
+    wide = [
+        symmetric_encoding(one.name, 3.0, 16)
+        for one in given.activation_encodings
+        if is_kv(one.name)
+    ]
+    save_encodings(Encodings(activation_encodings=tuple(wide)), main / "model.encodings")
+    builder = builder_for(main, build_cache, [1, 16], [96], target="SM8750", text=tiny_text)
+    builder.attach_model_for_arn(1, without_encodings(decode_export, tmp_path / "decode"))
+    outputs = builder.plan().outputs()
+    folders = [versions[-1].folder for versions in outputs.versions.values()]
+    assert len(set(folders)) == 2
+    for folder in folders:
+        found = load_encodings(folder / "model.encodings").by_name()
+        assert {found[one.name].scale for one in wide} == {wide[0].scale}
+    assert GenAIContainer.load(outputs.container).precision == "W8A16KV16"
+
+
+def test_caches_that_are_rescaled_apart_are_refused(
+    one_layer: Path, decode_export: Path, tiny_text: str, build_cache: Path
+) -> None:
+    builder = builder_for(one_layer, build_cache, [1, 16], [96], text=tiny_text)
+    builder.attach_model_for_arn(1, decode_export)
+    with pytest.raises(EncodingsError, match=r"past_key_0_out: .* other factors.*scaling=false"):
+        builder.build()
 
 
 @pytest.mark.needs("libatomic1")
