@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from harness.results.history import JUDGED_METRICS, Series
+from harness.results.history import Series
 from harness.results.identity import Subject, container_name, describe_scored, place
-from harness.results.metrics import METRICS, Metric, find_metric
+from harness.results.metrics import JUDGED_METRICS, LEADING_METRICS, METRICS, Metric, find_metric
 from harness.results.records import Run, RunMeans
 from harness.results.verdicts import allowed_loss
 from harness.words import percent
@@ -173,7 +173,7 @@ def curve_figures(groups: Sequence[SeriesGroup]) -> tuple[Figure, ...]:
     figures = [
         _length_figure(groups, metric, length)
         for length in ("prompt", "context")
-        for metric in ("prefill_tokens_per_s", "decode_tokens_per_s")
+        for metric in LEADING_METRICS
     ]
     figures += [_quality_figure(groups, against) for against in ("bits", "size")]
     return tuple(figure for figure in figures if figure is not None)
@@ -297,7 +297,7 @@ def _curve(
 def repetitions_figure(run: Run) -> Figure | None:
     """Draw the repetitions of a run in their order, warm-ups first; None if it has only one."""
     keys = {m.metric for m in run.measurements}
-    metrics = [find_metric(k) for k in JUDGED_METRICS if k in keys and k in METRICS]
+    metrics = [find_metric(k) for k in JUDGED_METRICS if k in keys]
     numbered = sorted({(not m.is_warmup, m.repetition) for m in run.measurements})
     value_of = {(m.metric, not m.is_warmup, m.repetition): m.value for m in run.measurements}
     metrics = [m for m in metrics if sum((m.key, *n) in value_of for n in numbered) > 1]

@@ -10,7 +10,13 @@ from harness.results.comparison import ComparisonGroup
 from harness.results.device_health import DeviceHealth
 from harness.results.gate import Gate
 from harness.results.history import Series
-from harness.results.metrics import Metric, find_metric
+from harness.results.metrics import (
+    SPEED_METRICS,
+    STEP_METRICS,
+    TASK_METRICS,
+    Metric,
+    find_metric,
+)
 from harness.results.records import (
     ArtifactRecord,
     ComparisonRecord,
@@ -24,9 +30,6 @@ from reports import text
 from reports.changes import ShownChange
 from reports.history import SeriesGroup
 from reports.summary import (
-    SPEED_METRICS,
-    STEP_METRICS,
-    TASK_METRICS,
     PerplexityRow,
     SummaryRow,
     TaskRow,

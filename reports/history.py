@@ -6,14 +6,11 @@ from datetime import datetime
 from itertools import pairwise
 
 from harness.results.history import MeasuredNight, MeasuredSession, Series
-from harness.results.metrics import find_metric
+from harness.results.metrics import LEADING_METRICS, find_metric
 from harness.results.nights import PAUSE, group_nights
 from harness.results.records import SIDES, Run, RunHead
 from harness.words import percent, pluralize
 from reports.text import day
-
-LEADING = ("prefill_tokens_per_s", "decode_tokens_per_s")
-"""The metrics whose newest change of level begins the present state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +109,8 @@ class SeriesGroup:
 
     @property
     def _changed(self) -> tuple[Series, ...]:
-        return tuple(one for one in self.series if one.metric.key in LEADING and one.changes)
+        leading = (one for one in self.series if one.metric.key in LEADING_METRICS)
+        return tuple(one for one in leading if one.changes)
 
 
 def group_series(series: Sequence[Series]) -> tuple[SeriesGroup, ...]:

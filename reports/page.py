@@ -12,7 +12,7 @@ from harness.results.device_health import DeviceHealth
 from harness.results.gate import Gate, GateOptions, judge_gate
 from harness.results.history import Series, find_series
 from harness.results.identity import place
-from harness.results.metrics import find_metric
+from harness.results.metrics import BRIEF_METRICS, find_metric
 from harness.results.records import SIDES, RepetitionTelemetry, Run, RunMeans
 from harness.results.store import EVERYTHING, ResultsStore, RunFilter
 from harness.results.timeline import UNTRACED, build_timeline, read_traces
@@ -34,10 +34,6 @@ LOG_BYTES = 4000
 """The end of a log that a report shows."""
 MOST_PRESENT = 1000
 """Sessions behind the summary, the newest ones."""
-_BRIEF_METRICS = (
-    "prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "embed_s", "inference_s",
-    "perplexity", "kl_divergence", "cosine_float", "accuracy", "prompts_strict",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +257,7 @@ def brief_results(one: RunMeans) -> str:
     """Format the main means of a run in one line: speeds and quality; empty if it has none."""
     return ", ".join(
         f"{find_metric(key).label} {find_metric(key).show(one.means[key].value)}"
-        for key in _BRIEF_METRICS
+        for key in BRIEF_METRICS
         if key in one.means
     )
 

@@ -14,7 +14,15 @@ from harness.results.identity import (
     describe_changes,
     describe_scored,
 )
-from harness.results.metrics import Metric, Stats, find_metric, remark_on
+from harness.results.metrics import (
+    LEADING_METRICS,
+    SPEED_METRICS,
+    STEP_METRICS,
+    Metric,
+    Stats,
+    find_metric,
+    remark_on,
+)
 from harness.results.metrics import summarise as summarise_sessions
 from harness.results.perplexity import (
     PERPLEXITY,
@@ -29,30 +37,6 @@ from harness.results.perplexity import (
 from harness.results.records import ContainerInfo, Run, RunMeans
 from harness.results.stability import Stability, grade_runs
 from harness.words import pluralize
-
-SPEED_METRICS = (
-    "prefill_tokens_per_s",
-    "decode_tokens_per_s",
-    "ttft_s",
-    "init_s",
-    "token_acceptance_rate",
-    "embed_s",
-    "inference_s",
-    "cosine_float",
-    "peak_rss_bytes",
-    "peak_anonymous_bytes",
-)
-OF_SOME_MODELS = frozenset({"token_acceptance_rate", "embed_s", "inference_s", "cosine_float"})
-"""Metrics that most models cannot have, so that nobody misses them: speculation, text encoders,
-imports of models that generate nothing."""
-STEP_METRICS = ("kl_divergence", "top1_agreement")
-"""Distance of decode steps from float, beside their perplexity."""
-TASK_METRICS = (
-    "accuracy", "accuracy_norm", "accuracy_float", "accuracy_norm_float", "choice_agreement",
-    "prompts_strict", "prompts_loose", "instructions_strict", "instructions_loose",
-)  # fmt: skip
-GRADED = ("prefill_tokens_per_s", "decode_tokens_per_s")
-"""The metrics whose stability grades the row."""
 
 MOST_LABELS = 3
 """Labels of cells that a row shows."""
@@ -443,14 +427,14 @@ def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:
 
 def _grade(cells: Mapping[str, SummaryCell]) -> tuple[str, tuple[str, ...]]:
     """Return the worst grade of the rates, with reasons; an unknown grade is the worst."""
-    by_key = {key: cells[key].stability for key in GRADED if key in cells and cells[key].stability}
-    grades = [stability.grade for stability in by_key.values() if stability is not None]
+    graded = ((key, cells[key].stability) for key in LEADING_METRICS if key in cells)
+    by_key = {key: stability for key, stability in graded if stability is not None}
+    grades = [stability.grade for stability in by_key.values()]
     if not grades:
         return "", ()
     reasons = _joined(
         (find_metric(key), reason)
         for key, stability in by_key.items()
-        if stability is not None
         for reason in stability.reasons
     )
     return "?" if "?" in grades else max(grades), tuple(reasons)

@@ -8,7 +8,7 @@ from rich.text import Text
 from harness.console import NumberColumn, print_numbers, visible
 from harness.results.comparison import Comparison, ComparisonGroup
 from harness.results.identity import container_name, container_shape, describe_container
-from harness.results.metrics import Metric, find_metric
+from harness.results.metrics import SPEED_METRICS, TASK_METRICS, Metric, Use, find_metric
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT
 from harness.results.verdicts import Verdict
 from harness.words import NO_VALUE, percent, pluralize
@@ -16,34 +16,14 @@ from reports.content import Section
 from reports.headline import Headline
 from reports.page import Page
 from reports.summary import (
-    OF_SOME_MODELS,
-    SPEED_METRICS,
-    TASK_METRICS,
     FailureGroup,
     SummaryRow,
     TaskRow,
 )
 from reports.text import short_time
 
-SHORT_LABELS = {
-    "ttft_s": "TTFT",
-    "peak_rss_bytes": "Memory",
-    "peak_anonymous_bytes": "Anonymous",
-    "token_acceptance_rate": "Accepted",
-    "cosine_float": "Cosine",
-}
-RANKS = {
-    "peak_anonymous_bytes": 7,
-    "peak_rss_bytes": 6,
-    "init_s": 5,
-    PERPLEXITY_FLOAT: 4,
-    "grade": 3,
-    "ttft_s": 2,
-    PERPLEXITY: 1,
-}
-"""Columns that are left out on a narrow terminal, highest rank first; the others always stay."""
-_EMPTY_RANK = 9
-"""The rank of a column without a value."""
+_GRADE_RANK, _EMPTY_RANK = 3, 9
+"""Ranks of the grade, and of a column without a value, among those of metrics."""
 
 
 def print_page(page: Page, console: Console) -> None:
@@ -179,25 +159,21 @@ def _print_table(section: Section, console: Console) -> None:
     ambiguous = _ambiguous(rows)
     columns = []
     for key in SPEED_METRICS:
-        if key in OF_SOME_MODELS and not any(key in row.cells for row in rows):
-            continue
         metric = find_metric(key)
-        heading = f"{SHORT_LABELS.get(key, metric.label)}\n{metric.shown_unit}"
-        columns.append(_column(key, heading, [_speed(row, key) for row in rows]))
+        if Use.EXPECTED in metric.use or any(key in row.cells for row in rows):
+            heading = f"{metric.short or metric.label}\n{metric.shown_unit}"
+            columns.append(_column(heading, [_speed(row, key) for row in rows], metric.rank))
     scores = [_perplexity(row) for row in rows]
-    columns += [
-        _column(PERPLEXITY, "Perplexity\non device", [device for device, _ in scores]),
-        _column(PERPLEXITY_FLOAT, "in float\non host", [reference for _, reference in scores]),
-        _column("grade", "n\ngrade", [_grade(row) for row in rows]),
-    ]
+    for key, cells in zip((PERPLEXITY, PERPLEXITY_FLOAT), zip(*scores, strict=True), strict=True):
+        columns.append(_column(find_metric(key).short, list(cells), find_metric(key).rank))
+    columns.append(_column("n\ngrade", [_grade(row) for row in rows], _GRADE_RANK))
     names = [_name(row, apart=_display_key(row) in ambiguous) for row in rows]
     console.print()
     print_numbers("Model\ntarget, workload", names, columns, console=console)
     console.print()
 
 
-def _column(key: str, heading: str, cells: list[str]) -> NumberColumn:
-    rank = RANKS.get(key, 0)
+def _column(heading: str, cells: list[str], rank: int) -> NumberColumn:
     return NumberColumn(heading, cells, _EMPTY_RANK if rank and set(cells) == {NO_VALUE} else rank)
 
 

@@ -1,4 +1,4 @@
-"""`docs/commands.md`, the table of all commands, from their help.
+"""`docs/commands.md`, the table of all commands, and that of all metrics in `docs/measurements.md`.
 
 python -m tools.commands
 """
@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.cli.app import PANELS, load_command
+from harness.results.metrics import METRICS, Use
 
+MEASUREMENTS = Path(__file__).parents[1] / "docs" / "measurements.md"
+_METRICS_TABLE = re.compile(r"(?<=\| --- \| --- \| --- \| --- \|\n)(?:\| `\w+` \| .*\|\n)+")
+_JUDGES = {Use.COMPARED: "compare", Use.GATED: "gate", Use.JUDGED: "history"}
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 _HEAD = """# Commands
 
@@ -39,5 +43,17 @@ def _rows(command: Any, name: str) -> Iterator[str]:  # noqa: ANN401 - typer exp
         yield f"| `qnnfarm {name}` | {purpose} | `{example}` |\n"
 
 
+def measurements() -> str:
+    """Return `docs/measurements.md` with the metrics as they are declared."""
+    rows = (
+        f"| `{m.key}` | {m.unit} | {', '.join(w for r, w in _JUDGES.items() if r in m.use)} "
+        f"| {m.about} |\n".replace("|  |", "| |")
+        for m in METRICS.values()
+    )
+    text = MEASUREMENTS.read_text(encoding="utf-8")
+    return _METRICS_TABLE.sub("".join(rows).replace("\\", "\\\\"), text, count=1)
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    MEASUREMENTS.write_text(measurements(), encoding="utf-8")

@@ -17,12 +17,11 @@ from harness.console import answers, print_json, print_remark, print_rows, print
 from harness.errors import HarnessError, WrongUseError
 from harness.results.identity import Subject, container_name, describe_container
 from harness.results.llama_bench import OutputFormat, format_records, list_tests, to_record
-from harness.results.metrics import METRICS, find_metric, summarise
+from harness.results.metrics import LEADING_METRICS, METRICS, find_metric, summarise
 from harness.results.records import Run
 from harness.results.stability import grade_runs
 from harness.runtimes.registry import open_model
 from harness.words import emulator_notice, pluralize
-from harness.workloads.bench import STEADY_METRICS
 from harness.workloads.session import Session
 
 
@@ -145,7 +144,7 @@ def _document(result: Result) -> dict[str, object]:
         "workload": Subject.of(runs[0]).label,
         "metrics": {key: asdict(stats) for key, stats in means.items() if stats is not None},
         "tests": {test.name: asdict(test.stats) for test in tests if test.stats is not None},
-        "stability": {key: asdict(grade_runs(runs, key)) for key in STEADY_METRICS},
+        "stability": {key: asdict(grade_runs(runs, key)) for key in LEADING_METRICS},
         "sessions": [run.model_dump(mode="json") for run in runs],
     }
 
@@ -160,7 +159,7 @@ def _show(runs: Sequence[Run], db: str) -> None:
     console.print(f"{', '.join(parts)} on {where}")
     _print_means(runs)
     if len(runs) > 1 and not first.device.emulator:
-        for key in STEADY_METRICS:
+        for key in LEADING_METRICS:
             stability = grade_runs(runs, key)
             reasons = "; ".join(stability.reasons)
             words = f"{find_metric(key).label}: stability {stability.grade}, {reasons}"

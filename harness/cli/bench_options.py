@@ -28,6 +28,7 @@ from harness.cli.recorded_session import writing_trace
 from harness.console import print_remark
 from harness.errors import WrongUseError
 from harness.results.database import shown
+from harness.results.metrics import LEADING_METRICS
 from harness.results.records import MAX_LABELS
 from harness.results.store import LazyResultsStore
 from harness.runtimes.base import GenerationResult
@@ -35,7 +36,7 @@ from harness.runtimes.bundles.bundle import pushed_files
 from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions
 from harness.telemetry.sampler import DEFAULT_HZ
-from harness.workloads.bench import STEADY_METRICS, Bench
+from harness.workloads.bench import Bench
 from harness.workloads.bench_series import BenchSeries, OnSession
 from harness.workloads.output_check import read_tokens
 from harness.workloads.session import Prepare, SessionOptions, meet_conditions
@@ -229,7 +230,7 @@ def _window(text: str) -> tuple[float, float]:
 
 def _tell_repetition(number: int, total: int, result: GenerationResult) -> None:
     """Print a repetition's speeds; `total` is the highest possible count, warm-ups included."""
-    rates = {key: result.metrics[key] for key in STEADY_METRICS if key in result.metrics}
+    rates = {key: result.metrics[key] for key in LEADING_METRICS if key in result.metrics}
     print_remark(f"repetition {number + 1}, at most {total}: {in_words(rates)}")
     tell_faults(result)
 

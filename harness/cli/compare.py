@@ -13,8 +13,9 @@ from harness.cli.groups import with_groups
 from harness.cli.measured import caveats
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.exit_codes import verdict_exit_code
-from harness.results.comparison import DEFAULT_METRICS, ComparisonGroup, check_metrics, check_pairs
+from harness.results.comparison import ComparisonGroup, check_metrics, check_pairs
 from harness.results.identity import describe_container
+from harness.results.metrics import LEADING_METRICS
 from harness.results.statistics.paired import min_pairs
 from harness.runtimes.registry import open_model
 from harness.workloads.session import Session
@@ -59,7 +60,7 @@ def compare(
     Example: qnnfarm compare CONTAINER_A CONTAINER_B --sessions 6
     """
     workload = options.workload(prompt_tokens, new_tokens)
-    metrics = check_metrics(metric or DEFAULT_METRICS)
+    metrics = check_metrics(metric or LEADING_METRICS)
     pairs = max(_PAIRS, min_pairs(len(metrics))) if sessions is None else sessions
     check_pairs(pairs, len(metrics))
     models = open_model(a, options.runtime), open_model(b, options.runtime)

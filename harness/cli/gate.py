@@ -11,9 +11,8 @@ from harness.errors import WrongUseError
 from harness.exit_codes import verdict_exit_code
 from harness.results import gate_formats
 from harness.results.alerts import assess_store
-from harness.results.gate import ACROSS, GATE_METRICS, Gate, GateOptions, judge_gate
-from harness.results.history import JUDGED_METRICS
-from harness.results.metrics import find_key
+from harness.results.gate import ACROSS, Gate, GateOptions, judge_gate
+from harness.results.metrics import GATE_METRICS, JUDGED_METRICS, find_key
 from harness.results.store import ResultsStore
 from harness.results.verdicts import Verdict
 

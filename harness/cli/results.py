@@ -16,7 +16,6 @@ from harness.console import answers, print_json, print_remark, print_rows
 from harness.errors import CorruptRunError, WrongUseError
 from harness.results import maintenance
 from harness.results.alerts import assess_store, review_new
-from harness.results.history import JUDGED_METRICS
 from harness.results.maintenance import (
     KeptCounts,
     PruneCounts,
@@ -24,6 +23,7 @@ from harness.results.maintenance import (
     disk_usage,
     list_inventory,
 )
+from harness.results.metrics import JUDGED_METRICS
 from harness.results.store import ResultsStore
 from harness.words import pluralize, soc_label
 

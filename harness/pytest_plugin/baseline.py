@@ -7,7 +7,8 @@ from harness.errors import HarnessError
 from harness.exit_codes import NO_ANSWER, verdict_exit_code
 from harness.results import gate_formats
 from harness.results.alerts import assess_store
-from harness.results.gate import GATE_METRICS, judge_gate
+from harness.results.gate import judge_gate
+from harness.results.metrics import GATE_METRICS
 from harness.results.store import ResultsStore
 
 _RUN = "qnnfarm.run"

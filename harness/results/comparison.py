@@ -14,22 +14,18 @@ from types import MappingProxyType
 
 from harness.errors import WrongUseError
 from harness.results.identity import Subject, find_incomparable
-from harness.results.metrics import METRICS, Metric, find_key, find_metric
+from harness.results.metrics import (
+    COMPARABLE_METRICS,
+    LEADING_METRICS,
+    METRICS,
+    Metric,
+    find_key,
+    find_metric,
+)
 from harness.results.records import SIDES, ComparisonRecord, MetricVerdict, Run
 from harness.results.statistics.paired import ERROR_RATE, interval, min_pairs
 from harness.results.verdicts import THRESHOLD, Verdict, in_percent, judge, worst_verdict
 from harness.words import pluralize
-
-DEFAULT_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s")
-"""The metrics that are compared by default."""
-COMPARABLE_METRICS = (
-    *DEFAULT_METRICS,
-    "ttft_s",
-    "init_s",
-    "peak_rss_bytes",
-    "peak_anonymous_bytes",
-)
-"""The metrics that can be compared: speeds, latencies and memory of the runtime."""
 
 Pair = tuple[Sequence[float], Sequence[float]]
 
@@ -162,7 +158,7 @@ def check_metrics(keys: Sequence[str]) -> tuple[str, ...]:
     for key in keys:
         if key in METRICS and key not in COMPARABLE_METRICS:
             raise WrongUseError(
-                f"{key} is not a speed, latency or memory of the runtime: "
+                f"{key} is not a speed, latency or cost of the runtime: "
                 f"compare {', '.join(COMPARABLE_METRICS)}"
             )
     return tuple(dict.fromkeys(find_key(key, COMPARABLE_METRICS) for key in keys))
@@ -184,7 +180,7 @@ def check_pairs(pairs: int, metrics: int) -> None:
 
 
 def compare_runs(
-    runs: Sequence[Run], *, metrics: Sequence[str] = DEFAULT_METRICS, threshold: float = THRESHOLD
+    runs: Sequence[Run], *, metrics: Sequence[str] = LEADING_METRICS, threshold: float = THRESHOLD
 ) -> ComparisonGroup:
     """Compare the two sides of one group.
 
@@ -249,7 +245,7 @@ def _judge_stored(runs: Sequence[Run], metrics: Sequence[str], threshold: float)
 
 def _as_stored(runs: Sequence[Run], stored: ComparisonRecord | None) -> ComparisonGroup:
     if stored is None:
-        return _judge_stored(runs, DEFAULT_METRICS, THRESHOLD)
+        return _judge_stored(runs, LEADING_METRICS, THRESHOLD)
     if not stored.verdicts:
         return _judge_stored(runs, stored.metrics, stored.threshold)
     comparisons = tuple(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from harness.results.alerts import UNSETTLED, Alert
 from harness.results.baseline import BaselinePoint, find_candidate, find_points
-from harness.results.comparison import DEFAULT_METRICS
 from harness.results.identity import (
     Subject,
     container_label,
@@ -19,7 +18,7 @@ from harness.results.identity import (
     describe_changes,
     with_values,
 )
-from harness.results.metrics import Metric, find_metric
+from harness.results.metrics import GATE_METRICS, Metric, find_metric
 from harness.results.perplexity import PERPLEXITY
 from harness.results.records import Run
 from harness.results.statistics.unpaired import MIN_SESSIONS, Sessions, estimate, find_discoveries
@@ -27,8 +26,6 @@ from harness.results.store import ResultsStore
 from harness.results.verdicts import PERPLEXITY_THRESHOLD, THRESHOLD, Verdict, judge, worst_verdict
 from harness.words import emulator_notice, pluralize, soc_label
 
-GATE_METRICS = (*DEFAULT_METRICS, "embed_s", "inference_s", PERPLEXITY)
-"""The metrics that are judged by default."""
 FALSE_DISCOVERY_RATE = 0.05
 ACROSS = ("precision", "container", "device", "host", "tool", "scored")
 """Fields of a `Subject` in which both sides of a cell may differ where a user asks for it."""

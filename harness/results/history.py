@@ -24,7 +24,6 @@ from typing import Any
 from sqlalchemy import Select, select
 
 from harness.results import schema
-from harness.results.comparison import COMPARABLE_METRICS
 from harness.results.identity import (
     Subject,
     container_label,
@@ -34,7 +33,7 @@ from harness.results.identity import (
     describe_container,
     place,
 )
-from harness.results.metrics import Direction, Metric, find_metric
+from harness.results.metrics import JUDGED_METRICS, Direction, Metric, find_metric
 from harness.results.nights import choose_branch, find_main_branch, find_strays, group_nights
 from harness.results.perplexity import PERPLEXITY
 from harness.results.provenance import own_version
@@ -52,11 +51,6 @@ from harness.results.store import ResultsStore
 from harness.results.verdicts import PERPLEXITY_THRESHOLD
 from harness.words import soc_label
 
-JUDGED_METRICS = (
-    *COMPARABLE_METRICS, "embed_s", "inference_s", "inference_peak_bytes", PERPLEXITY, "accuracy",
-    "prompts_strict",
-)  # fmt: skip
-"""The metrics whose changes are looked for by default: of generation, encoders, tasks, others."""
 LEVEL_NIGHTS = 14
 """Nights next to a change that give the levels before and since."""
 _SUBJECTS_AT_ONCE = 40

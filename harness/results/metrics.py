@@ -2,7 +2,8 @@
 
 A metric's key names its unit, so that a bare number in a query or a JSON file cannot be misread.
 Keys that are not registered are refused: a misspelt metric would otherwise be a silent gap in every
-report.
+report. A metric is one declaration, from which follow its place in tables, what judges it, and its
+line in docs/measurements.md (`python -m tools.commands` writes that).
 
 Mean and spread have no other definition: reports, grades, comparisons, the command line and the
 pytest plugin take theirs from here. Repetitions of one run share a session: the same process start,
@@ -15,7 +16,8 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Flag, StrEnum, auto
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Literal
 
@@ -50,12 +52,47 @@ class Direction(StrEnum):
 _HIGHER, _LOWER, _NEITHER = Direction
 
 
+class Use(Flag):
+    """Use of a metric, beyond being stored.
+
+    Attributes:
+        LEADING: a rate of the model: warm-up, stability and the present state go by these, and
+            comparisons unless told otherwise.
+        COMPARED: a speed, latency or cost of the runtime, which `compare` can judge.
+        GATED: judged by a gate unless told otherwise.
+        JUDGED: histories and alerts look for its changes.
+        SPEED, STEP, TASK: a column of a report's summary, of its decode steps, of its tasks.
+        EXPECTED: of a model that generates text, so that a gap in its column says something.
+        BRIEF: part of a result in one line.
+    """
+
+    LEADING = auto()
+    COMPARED = auto()
+    GATED = auto()
+    JUDGED = auto()
+    SPEED = auto()
+    STEP = auto()
+    TASK = auto()
+    EXPECTED = auto()
+    BRIEF = auto()
+
+
+_NO_USE = Use(0)
+_COMPARED = Use.SPEED | Use.COMPARED | Use.JUDGED
+_EXPECTED = Use.EXPECTED | _COMPARED
+_GATED = Use.SPEED | Use.GATED | Use.JUDGED
+_BRIEF_TASK = Use.TASK | Use.BRIEF
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A metric, and how its values are shown.
 
     Attributes:
         key: its name in the store, with the unit: `ttft_s`.
+        about: what it is, in Markdown.
+        short: the label where space is scarce.
+        rank: columns that a narrow terminal leaves out, the highest first; 0 always stays.
         unit: the unit of stored values.
         shown_unit: the unit of values as people read them, `shown = stored * scale`; empty for pure
             numbers.
@@ -66,10 +103,14 @@ class Metric:
 
     key: str
     label: str
-    unit: str
-    direction: Direction
-    shown_unit: str
-    decimals: int
+    about: str
+    use: Use = _NO_USE
+    unit: str = ""
+    direction: Direction = _NEITHER
+    shown_unit: str = ""
+    decimals: int = 2
+    short: str = ""
+    rank: int = 0
     scale: float = 1.0
     minimum: float = 0.0
     maximum: float = math.inf
@@ -156,87 +197,144 @@ def find_key(text: str, known: Collection[str] | None = None) -> str:
     return matches[0]
 
 
-def _rate(key: str, label: str) -> Metric:
-    return Metric(key, label, "tokens/s", _HIGHER, "tokens/s", 2, maximum=1e7, positive=True)
+_rate = partial(
+    Metric, unit="tokens/s", direction=_HIGHER, shown_unit="tokens/s", maximum=1e7, positive=True
+)
+_seconds = partial(Metric, unit="s", direction=_LOWER, shown_unit="s", decimals=3, maximum=_DAY_S)
+_milliseconds = partial(_seconds, shown_unit="ms", scale=1000.0, decimals=1, positive=True)
+_bytes = partial(
+    Metric, unit="bytes", direction=_LOWER, shown_unit="MiB", scale=1 / _MIB, decimals=1,
+    maximum=_MAX_BYTES, integral=True,
+)  # fmt: skip
+_share = partial(Metric, direction=_HIGHER, shown_unit="%", scale=100.0, decimals=1, maximum=1.0)
+# exp of a mean negative log-likelihood, which is never below 0.
+_perplexity = partial(Metric, direction=_LOWER, decimals=3, minimum=1.0, maximum=1e12)
 
 
-def _seconds(key: str, label: str) -> Metric:
-    return Metric(key, label, "s", _LOWER, "s", 3, maximum=_DAY_S)
-
-
-def _milliseconds(key: str, label: str, decimals: int) -> Metric:
-    return Metric(key, label, "s", _LOWER, "ms", decimals, 1000.0, maximum=_DAY_S, positive=True)
-
-
-def _bytes(key: str, label: str, *, positive: bool = False) -> Metric:
+def _count(key: str, label: str, about: str) -> Metric:
+    unit = key.rpartition("_")[2]
     return Metric(
-        key, label, "bytes", _LOWER, "MiB", 1, 1 / _MIB,
-        maximum=_MAX_BYTES, positive=positive, integral=True,
+        key, label, about, unit=unit, shown_unit=unit, decimals=0,
+        maximum=_MAX_TOKENS, integral=True,
     )  # fmt: skip
 
 
-def _count(key: str, label: str, unit: str) -> Metric:
-    return Metric(key, label, unit, _NEITHER, unit, 0, maximum=_MAX_TOKENS, integral=True)
-
-
-def _share(key: str, label: str, direction: Direction = _HIGHER, decimals: int = 1) -> Metric:
-    return Metric(key, label, "", direction, "%", decimals, scale=100.0, maximum=1.0)
-
-
-def _shares(key: str, label: str) -> tuple[Metric, Metric]:
+def _shares(
+    key: str, label: str, about: str, use: Use = Use.TASK, by: str = ""
+) -> tuple[Metric, Metric]:
     """Return a share and its standard error."""
     error = f"Standard error of {label[0].lower()}{label[1:]}"
-    return _share(key, label), _share(f"{key}_error", error, _NEITHER)
+    return (
+        _share(key, label, about, use),
+        _share(f"{key}_error", error, f"its standard error{by}", direction=_NEITHER),
+    )
 
 
-def _perplexity(key: str, label: str) -> Metric:
-    # exp of a mean negative log-likelihood, which is never below 0.
-    return Metric(key, label, "", _LOWER, "", 3, minimum=1.0, maximum=1e12)
-
-
-_ORDERED = (
-    _rate("prefill_tokens_per_s", "Prefill"),
-    _rate("decode_tokens_per_s", "Decode"),
-    _milliseconds("ttft_s", "Time to first token", 1),
-    _rate("total_tokens_per_s", "Prompt and answer"),
-    _seconds("init_s", "Init"),
-    _seconds("first_load_s", "First load"),
-    _milliseconds("inference_s", "Inference", 2),
-    _seconds("elapsed_s", "Elapsed"),
-    _milliseconds("embed_s", "Embedding", 1),
-    Metric("cosine_float", "Cosine with float", "", _HIGHER, "", 4, minimum=-1.0, maximum=1.0),
-    _count("prompt_tokens", "Prompt", "tokens"),
-    _count("generated_tokens", "Generated", "tokens"),
-    # Of speculative decoding: tokens that one call of the target gives, 1 without a draft.
-    Metric("token_acceptance_rate", "Tokens accepted per call", "", _HIGHER, "", 2, maximum=1e4),
-    _count("differing_texts", "Texts unlike plain decoding's", "texts"),
-    _bytes("peak_rss_bytes", "Peak memory", positive=True),
-    _bytes("peak_anonymous_bytes", "Peak anonymous memory", positive=True),
-    _bytes("peak_file_bytes", "Peak file pages", positive=True),
-    _bytes("inference_peak_bytes", "Peak memory of inference"),
-    _perplexity("perplexity", "Perplexity on device"),
-    Metric("perplexity_error", "Standard error of perplexity", "", _NEITHER, "", 3, maximum=1e15),
-    _perplexity("perplexity_float", "Perplexity, float on host"),
-    _perplexity("perplexity_quantized_cpu", "Perplexity, quantized on CPU"),
-    Metric("kl_divergence", "KL divergence from float", "nats", _LOWER, "nats", 5, maximum=1e6),
-    _share("top1_agreement", "Same most probable token as float", decimals=2),
-    *_shares("accuracy", "Accuracy"),
-    *_shares("accuracy_norm", "Accuracy by byte"),
-    _share("accuracy_float", "Accuracy, float on host"),
-    _share("accuracy_norm_float", "Accuracy by byte, float on host"),
-    _share("choice_agreement", "Same choice as float"),
-    *_shares("prompts_strict", "Prompts followed"),
-    *_shares("prompts_loose", "Prompts followed, loosely"),
-    *_shares("instructions_strict", "Instructions followed"),
-    *_shares("instructions_loose", "Instructions followed, loosely"),
-    _seconds("push_s", "Push"),
-    _bytes("push_bytes", "Pushed"),
-    _bytes("reused_bytes", "Already on the device"),
-    _count("push_files", "Files pushed", "files"),
-    _count("reused_files", "Files already on the device", "files"),
+_LEADING = Use.LEADING | Use.GATED | Use.BRIEF | _EXPECTED
+_BY_PROMPTS = ", by resampling prompts"
+_DECLARED = (
+    _rate("prefill_tokens_per_s", "Prefill", "`prompt-processing-rate` of Genie's profile",
+        _LEADING),
+    _rate("decode_tokens_per_s", "Decode", "`token-generation-rate`; absent when no token came "
+        "after the first", _LEADING),
+    _milliseconds("ttft_s", "Time to first token", "`time-to-first-token`; shown in ms", _EXPECTED,
+        short="TTFT", rank=2),
+    _rate("total_tokens_per_s", "Prompt and answer",
+        "of prompt and answer together (llama-bench's `-pg`)"),
+    _seconds("init_s", "Init", "`init-time`: creating the dialog, in a fresh process each "
+        "repetition", _EXPECTED, rank=5),
+    _seconds("first_load_s", "First load", "first load of a model on a device; of imported runs"),
+    Metric("token_acceptance_rate", "Tokens accepted per call",
+        "`token-acceptance-rate`, of `spd`, `ssd-q1` and `eaglet` dialogs: tokens that a call of "
+        "the target gives on average", Use.SPEED, direction=_HIGHER, maximum=1e4,
+        short="Accepted"),
+    _milliseconds("embed_s", "Embedding", "one text through a text encoder; shown in ms "
+        "([embeddings.md](embeddings.md))", _GATED | Use.BRIEF),
+    _milliseconds("inference_s", "Inference", "one call of a model; of imported runs",
+        _GATED | Use.BRIEF, decimals=2),
+    Metric("cosine_float", "Cosine with float", "of an embedding on the device with that of the "
+        "model in float on the host; 1 is the same direction", Use.SPEED | Use.BRIEF,
+        direction=_HIGHER, decimals=4, short="Cosine", minimum=-1.0, maximum=1.0),
+    _seconds("elapsed_s", "Elapsed", "a duration on the host's clock; no command measures it, "
+        "tests use it with `record_measurement`"),
+    _count("prompt_tokens", "Prompt", "with the bos that Genie puts before every first prompt; "
+        "`bench -p 64` sends 63 tokens of its own"),
+    _count("generated_tokens", "Generated",
+        "with the end-of-sequence token, if one ended the text"),
+    _count("differing_texts", "Texts unlike plain decoding's",
+        "texts of a speculating dialog that differ from plain decoding's"),
+    _bytes("peak_rss_bytes", "Peak memory", "highest `VmHWM` of the largest process of the run, "
+        "with the page cache of its mapped files, such as the container: it is lower after the "
+        "cache was dropped; allocations in its last 0.2 s can be missed; absent if the run was "
+        "sampled too seldom", _EXPECTED, short="Memory", rank=6, positive=True),
+    _bytes("peak_anonymous_bytes", "Peak anonymous memory", "the part of it that belongs to the "
+        "process alone, whatever the page cache holds: highest `Anonymous` + `Swap` of "
+        "`/proc/PID/smaps_rollup`, read five times in the first second and then every second; "
+        "the one to compare", _EXPECTED, short="Anonymous", rank=7, positive=True),
+    _bytes("peak_file_bytes", "Peak file pages", "the other part: highest `Rss` - `Anonymous`, "
+        "pages of mapped files and of shared memory", positive=True),
+    _bytes("inference_peak_bytes", "Peak memory of inference",
+        "peak memory of a call, by the tool's own measure; of imported runs", Use.JUDGED),
+    _perplexity("perplexity", "Perplexity on device", "on the device, see below",
+        Use.GATED | Use.JUDGED | Use.BRIEF, short="Perplexity\non device", rank=1),
+    Metric("perplexity_error", "Standard error of perplexity",
+        "its standard error, of two windows or more", decimals=3, maximum=1e15),
+    _perplexity("perplexity_float", "Perplexity, float on host",
+        "of the model in float on the host, over the same tokens", short="in float\non host",
+        rank=4),
+    _perplexity("perplexity_quantized_cpu", "Perplexity, quantized on CPU",
+        "of the quantized model on the host's CPU, over the same tokens"),
+    Metric("kl_divergence", "KL divergence from float", "of decode steps: D(float ‖ device), the "
+        "mean over the steps ([quality.md](quality.md#decode-steps))", Use.STEP | Use.BRIEF,
+        unit="nats", direction=_LOWER, shown_unit="nats", decimals=5, maximum=1e6),
+    _share("top1_agreement", "Same most probable token as float",
+        "part of the decode steps whose most probable token is that of float; shown in %",
+        Use.STEP | Use.BRIEF, decimals=2),
+    *_shares("accuracy", "Accuracy", "of a [task](evaluation.md): part of the questions whose "
+        "likeliest choice is right; shown in %, as the others of tasks", _BRIEF_TASK | Use.JUDGED,
+        by=", of two questions or more"),
+    *_shares("accuracy_norm", "Accuracy by byte", "part of the questions whose likeliest choice "
+        "by byte is right", _BRIEF_TASK),
+    _share("accuracy_float", "Accuracy, float on host",
+        "of the model in float on the host, on the same questions", Use.TASK),
+    _share("accuracy_norm_float", "Accuracy by byte, float on host", "likewise, by byte",
+        Use.TASK),
+    _share("choice_agreement", "Same choice as float", "part of the questions in which device "
+        "and float find the same choice likeliest", Use.TASK),
+    *_shares("prompts_strict", "Prompts followed", "part of a task's prompts of which the answer "
+        "follows every instruction", _BRIEF_TASK | Use.JUDGED),
+    *_shares("prompts_loose", "Prompts followed, loosely", "the same, where first and last lines "
+        "and asterisks do not count", _BRIEF_TASK),
+    *_shares("instructions_strict", "Instructions followed", "part of the instructions of all "
+        "prompts that answers follow", by=_BY_PROMPTS),
+    *_shares("instructions_loose", "Instructions followed, loosely",
+        "the same, where first and last lines and asterisks do not count", by=_BY_PROMPTS),
+    _seconds("push_s", "Push", "deployment of a session, from the first hash on the host to the "
+        "finished run folder"),
+    _bytes("push_bytes", "Pushed", "bytes that deployment sent"),
+    _bytes("reused_bytes", "Already on the device", "bytes that the device held already"),
+    _count("push_files", "Files pushed", "files that deployment sent; like `elapsed_s`, for a "
+        "test's own use"),
+    _count("reused_files", "Files already on the device",
+        "files that the device held already; likewise"),
 )  # fmt: skip
-METRICS: Mapping[str, Metric] = MappingProxyType({metric.key: metric for metric in _ORDERED})
+METRICS: Mapping[str, Metric] = MappingProxyType({metric.key: metric for metric in _DECLARED})
 """Every metric by its key, in the order in which reports show them."""
+
+
+def keys_of(use: Use) -> tuple[str, ...]:
+    """Return the keys of the metrics that have a use."""
+    return tuple(key for key, metric in METRICS.items() if use in metric.use)
+
+
+LEADING_METRICS = keys_of(Use.LEADING)
+COMPARABLE_METRICS = keys_of(Use.COMPARED)
+GATE_METRICS = keys_of(Use.GATED)
+JUDGED_METRICS = keys_of(Use.JUDGED)
+SPEED_METRICS = keys_of(Use.SPEED)
+STEP_METRICS = keys_of(Use.STEP)
+TASK_METRICS = keys_of(Use.TASK)
+BRIEF_METRICS = keys_of(Use.BRIEF)
 
 
 class Measurement(BaseModel, frozen=True, extra="forbid"):

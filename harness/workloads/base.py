@@ -20,7 +20,7 @@ from harness.errors import (
     one_line,
 )
 from harness.results.identity import describe_scored
-from harness.results.metrics import METRICS, summarise
+from harness.results.metrics import BRIEF_METRICS, METRICS, summarise
 from harness.results.records import OutputCheck, Run, RunKind, WorkloadRecord, new_run_id
 from harness.results.run_recorder import RunRecorder
 from harness.results.store import ResultsStore
@@ -32,10 +32,6 @@ from harness.workloads.session import Session
 
 NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\Z")]
 Output = TypeVar("Output", covariant=True)  # noqa: PLC0105
-_SUMMARY_METRICS = (
-    "prefill_tokens_per_s", "decode_tokens_per_s", "perplexity", "kl_divergence", "top1_agreement",
-    "embed_s", "cosine_float", "accuracy", "accuracy_norm", "prompts_strict", "prompts_loose",
-)  # fmt: skip
 _SUMMARY_LENGTH = 60
 
 
@@ -268,7 +264,7 @@ def summarize(values: Mapping[str, float], text: str | None = None) -> str:
     """Summarize an answer by its beginning, other results by their main metrics."""
     figures = [
         f"{METRICS[key].label} {METRICS[key].show(values[key])}"
-        for key in _SUMMARY_METRICS
+        for key in BRIEF_METRICS
         if key in values
     ]
     return one_line(text or "", _SUMMARY_LENGTH) or ", ".join(figures)

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from harness.errors import RuntimeOutputError, WrongUseError
 from harness.results.identity import SHORTEST_PROMPT
+from harness.results.metrics import LEADING_METRICS
 from harness.results.perplexity import PerplexityBound
 from harness.results.records import OutputCheck, Run, TelemetrySeries, WorkloadRecord
 from harness.results.run_recorder import RunRecorder
@@ -58,9 +59,7 @@ from harness.workloads.quality import (
 )
 from harness.workloads.session import Session
 
-PREFILL = "prefill_tokens_per_s"
-STEADY_METRICS = (PREFILL, "decode_tokens_per_s")
-"""Warm-up ends when these are steady."""
+_PREFILL = "prefill_tokens_per_s"
 _LEAST_AT_A_DEPTH = 3
 """Tokens of a prompt after a depth: at most two of Genie's own, and one."""
 _QUALITY_KEYS = frozenset({"perplexity_text", "perplexity_windows", "reference"})
@@ -323,8 +322,8 @@ class _Steadiness:
 
     def add(self, metrics: Mapping[str, float]) -> None:
         self.count += 1
-        for key in STEADY_METRICS:
-            if key in metrics and (key != PREFILL or self.bench.measures_prompt):
+        for key in LEADING_METRICS:
+            if key in metrics and (key != _PREFILL or self.bench.measures_prompt):
                 self.values.setdefault(key, []).append(metrics[key])
 
     @property

@@ -11,7 +11,8 @@ from typing import Literal
 
 from harness.devices.device import Device
 from harness.errors import WrongUseError
-from harness.results.comparison import DEFAULT_METRICS, ComparisonGroup, compare_runs
+from harness.results.comparison import ComparisonGroup, compare_runs
+from harness.results.metrics import LEADING_METRICS
 from harness.results.records import ComparisonRecord, Run, new_run_id
 from harness.results.store import LazyResultsStore
 from harness.results.verdicts import THRESHOLD
@@ -71,7 +72,7 @@ class BenchSeries:
         b: Model,
         *,
         sessions: int,
-        metrics: Sequence[str] = DEFAULT_METRICS,
+        metrics: Sequence[str] = LEADING_METRICS,
         threshold: float = THRESHOLD,
     ) -> ComparisonGroup:
         """Run sessions of two containers in turns, labelled A and B, and compare them.

@@ -1,22 +1,34 @@
 """The registry of metrics."""
 
+import json
 import math
-import re
+import os
+import subprocess
+import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import MetricError
-from harness.results.metrics import METRICS, Direction, Measurement, find_metric
+from harness.results.metrics import METRICS, Direction, Measurement, Use, find_metric
+from tools.commands import MEASUREMENTS, measurements
 
-UNIT_SUFFIXES = ("_per_s", "_s", "_bytes", "_tokens", "_files", "_texts")
+SUFFIXES = {"": "", "nats": "", "tokens/s": "tokens_per_s", "J/token": "j_per_token"}
 
 
 def test_a_key_names_its_unit() -> None:
-    others = {metric.unit for key, metric in METRICS.items() if not key.endswith(UNIT_SUFFIXES)}
-    assert others <= {"", "nats"}
+    for key, metric in METRICS.items():
+        assert key.removesuffix("_error").endswith(SUFFIXES.get(metric.unit, f"_{metric.unit}"))
+
+
+def test_what_judges_a_metric_knows_which_way_it_gets_better() -> None:
+    for metric in METRICS.values():
+        if metric.use & (Use.COMPARED | Use.GATED | Use.LEADING):
+            assert Use.JUDGED in metric.use
+        assert Use.JUDGED not in metric.use or metric.direction is not Direction.NEITHER
 
 
 def test_a_gain_is_for_the_better() -> None:
@@ -72,9 +84,68 @@ def test_values_as_people_read_them() -> None:
     assert find_metric("prefill_tokens_per_s").format(3.1416, beside=121.0) == "3.1"
 
 
-def test_the_document_lists_every_metric_with_its_unit() -> None:
-    document = Path(__file__).parents[3] / "docs" / "measurements.md"
-    rows = re.findall(
-        r"^\| `(\w+)` \| ([\w/]*) ?\| (\S.*) \|$", document.read_text("utf-8"), re.MULTILINE
+def test_the_document_has_the_metrics_as_they_are_declared() -> None:
+    """`python -m tools.commands` writes it."""
+    text = MEASUREMENTS.read_text("utf-8")
+    assert text == measurements()
+    assert all(f"\n| `{key}` | {metric.unit}" in text for key, metric in METRICS.items())
+
+
+ADDED = """
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import harness.results.metrics as metrics
+
+source = Path(metrics.__file__).read_text("utf-8")
+begin = "_DECLARED = ("
+one = '_milliseconds("stall_s", "Stalls", "pauses", _COMPARED | _GATED, short="Pause"),'
+assert source.count(begin) == 1
+exec(source.replace(begin, begin + one), vars(metrics))
+
+from harness.cli.app import main
+from harness.results.comparison import check_metrics
+from harness.results.store import ResultsStore
+from tests.harness.results.test_gate import night
+from tools.commands import measurements
+
+with ResultsStore.open("results.db") as store:
+    for number in range(24):
+        night(store, number, 0.020 if number < 20 else 0.026, sessions=2, metric="stall_s")
+assert check_metrics(["stall"]) == ("stall_s",)
+print(measurements())
+for words in (
+    "report", "report --json", "history stall --json", "alerts ls --json",
+    "gate --baseline 2026-11-20 --json", "results export runs.csv",
+):
+    print("=====")
+    sys.argv = ["qnnfarm", *words.split(), "--db", "results.db"]
+    try:
+        main()
+    except SystemExit:
+        pass  # of a gate: 1 for a regression
+"""
+
+
+def test_a_metric_is_declared_in_one_place(tmp_path: Path) -> None:
+    """One that is added there is stored, compared, judged, reported, exported and documented."""
+    child = [sys.executable, "-c", dedent(ADDED)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    ended = subprocess.run(
+        child, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
-    assert [(key, unit) for key, unit, _ in rows] == [(m.key, m.unit) for m in METRICS.values()]
+    document, terminal, *answers, _ = ended.stdout.split("=====\n")
+    assert "| `stall_s` | s | compare, gate, history | pauses |" in document
+    assert "Pause" in terminal
+    report, (series,), (alert,), gate = map(json.loads, answers)
+    assert report["rows"][0]["metrics"]["stall_s"]["sessions"] == 48
+    assert [change["metric"] for change in report["changes"]] == ["stall_s"]
+    assert [change["is_loss"] for change in series["changes"]] == [True]
+    assert (alert["metric"], alert["state"]) == ("stall_s", "open")
+    assert [(cell["metric"], cell["verdict"]) for cell in gate["cells"]] == [
+        ("stall_s", "regressed")
+    ]
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "Stalls<small>ms</small>" in page
+    assert "stall_s" in (tmp_path / "runs.csv").read_text("utf-8").splitlines()[0]

@@ -11,11 +11,10 @@ from buildlib.container.container import GenAIContainer
 from harness.devices.device import Device
 from harness.errors import MetricError, OutputCheckError, WrongUseError
 from harness.results.comparison import (
-    COMPARABLE_METRICS,
     check_metrics,
     check_pairs,
 )
-from harness.results.metrics import Measurement
+from harness.results.metrics import COMPARABLE_METRICS, Measurement
 from harness.results.store import LazyResultsStore, RunFilter
 from harness.results.verdicts import Verdict
 from harness.runtimes.genie.runtime import GenieModel
