@@ -265,6 +265,8 @@ def _start(address: ServerAddress, trusted_users: Collection[str]) -> AdbServer:
 def _spawn_detached(command: list[str], log_path: Path) -> int:
     """Start a program in a session of its own, with nothing of ours open; gives its pid."""
     # `subprocess` would warn when its object goes while the program runs on, as this one shall.
+    # What a caller has handed us, such as the lock of a `flock` around us, would stay held.
+    inherited = [int(file.name) for file in Path("/proc/self/fd").iterdir() if int(file.name) > 2]
     log_flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     return os.posix_spawn(
         "/bin/sh",
@@ -274,6 +276,7 @@ def _spawn_detached(command: list[str], log_path: Path) -> int:
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log_path), log_flags, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
+            *((os.POSIX_SPAWN_CLOSE, number) for number in inherited),
         ],
         setsid=True,
     )

@@ -106,6 +106,19 @@ def test_many_processes_start_one_server(
     assert sorted(outputs) == ["False", "False", "False", "True"]
 
 
+def test_a_server_holds_nothing_that_its_starter_was_handed(
+    adb_environment: Path, free_adb_port: int
+) -> None:
+    """As the lock of `flock FILE qnnfarm ...`, which would never be free again."""
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    ensure_server(ServerAddress("127.0.0.1", free_adb_port))
+    os.close(write)
+    os.set_blocking(read, False)
+    assert os.read(read, 1) == b""  # raises while somebody could still write
+    os.close(read)
+
+
 def test_only_an_own_server_without_devices_is_stopped(
     adb_environment: Path,
     adb_server: AdbServer,
