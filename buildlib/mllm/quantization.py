@@ -58,7 +58,8 @@ def quantize_checkpoint(
         text: of the kind that the model was trained on.
         out: file to write.
         n_samples: windows of text, or as many as the text has.
-        technique: that chooses the integers of weights.
+        technique: that chooses the integers of weights, once keys and values are rescaled; `none`
+            does neither, as mllm does.
         progress: gets the kind of work, the number of finished steps, and that of all steps.
     """
     checkpoint = Checkpoint.load(folder)
@@ -70,9 +71,8 @@ def quantize_checkpoint(
     windows = text_windows(tokenizer, text, cl, text_bos(tokenizer), n_windows=n_samples)
     tell = progress or (lambda *_: None)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".quantize.") as scratch:
-        export, solution = Path(scratch) / "float", Path(scratch) / "solved"
-        for each in (export, solution):
-            each.mkdir()
+        export = Path(scratch) / "float"
+        export.mkdir()
         head = (f"lm_head.weight={_BITS}",) if head_bits(aot) == _BITS else ()
         float_model = FloatModel(
             export_onnx(checkpoint, GraphShape(ar, cl), export),
@@ -87,9 +87,10 @@ def quantize_checkpoint(
             ),
             n_calibrating=len(windows),
         )
-        if technique != "none":
-            on_layer = partial(tell, f"{technique} of layer")
-            float_model = optimize_weights(float_model, [technique], solution, on_layer)
+        for step in () if technique == "none" else ("scaling", technique):
+            changed, on_layer = Path(scratch) / step, partial(tell, f"{step} of layer")
+            changed.mkdir()
+            float_model = optimize_weights(float_model, [step], changed, on_layer)
         ranges = float_model.ranges
         if ranges is None:
             on_window = partial(tell, "calibration of segment and window")

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from buildlib.checkpoint.config import load_checkpoint_config
 from buildlib.checkpoint.tokenizer import load_tokenizer
@@ -151,6 +151,33 @@ def test_a_technique_brings_the_model_closer_to_float(
     exact = quantized(8).graph(float_weights=True, rounds=False).logits(ids)
     plain, gptaq = (quantized(8, how).graph().logits(ids) for how in ("none", "gptaq"))
     assert _sqnr(gptaq, exact) > _sqnr(plain, exact) + 1
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_keys_and_values_of_8_bits_hold_outliers(
+    family: Family, make_checkpoint: MakeCheckpoint, tiny_text: str, tmp_path: Path
+) -> None:
+    """The rows of a rotary pair of keys, and of a channel of values, are a hundred times as large.
+
+    The norm of a Qwen 3's keys takes that of its projection away, so its gain is as large.
+    """
+    checkpoint = make_checkpoint(tmp_path / family, model_type=family, **_SIZES)
+    weights = load_file(checkpoint / "model.safetensors")
+    for name, array in weights.items():
+        factor = 0.01 if ".q_" in name or ".o_" in name else 100.0
+        if "_norm.weight" in name and ".self_attn." in name:
+            array[[2, 10]] *= factor
+        elif name.endswith("o_proj.weight"):
+            array.reshape(len(array), -1, 16)[..., 3] *= factor
+        elif name.endswith("v_proj.weight"):
+            array.reshape(-1, 16, array.shape[-1])[:, 3] *= factor
+        elif name.endswith(("q_proj.weight", "k_proj.weight")) and family == "llama":
+            array.reshape(-1, 16, array.shape[-1])[:, [2, 10]] *= factor
+    save_file(weights, checkpoint / "model.safetensors")
+    ids = load_tokenizer(checkpoint / "tokenizer.json").encode(tiny_text).ids[:64]
+    made = _quantize(checkpoint, tiny_text, tmp_path, "gptq", 16)
+    exact = made.graph(float_weights=True, rounds=False).logits(ids)
+    assert _sqnr(made.graph().logits(ids), exact) > 10  # not rescaled: 0.07 and 0.75
 
 
 def test_scaled_rotations_are_those_of_the_checkpoint(
