@@ -23,6 +23,7 @@ from buildlib.paths import absolute_user_path, default_cache_root, user_path
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@([\w./-]+))?")
 _FILES = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "text/*.txt")
 _SNAPSHOTS, _OF_MODEL = "snapshots", "models--"
+_FILE_SUFFIXES = frozenset({SUFFIX, ".onnx", ".safetensors", ".bin", ".json"})
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def find_model(
     if path.suffix == SUFFIX and path.is_file():
         return _read_gguf(path.absolute(), cache_root)
     if not path.exists():
-        path = _download(os.fspath(model), revision)
+        path = _download(os.fspath(model), path, revision)
     target = path.resolve()
     folder = target if target.is_dir() else target.parent
     hub = hub_origin(folder)
@@ -113,12 +114,20 @@ def _has_gguf() -> bool:
     return True
 
 
-def _download(model: str, revision: str | None) -> Path:
-    """Download a model of the hub, unless its files are here already."""
+def _download(model: str, path: Path, revision: str | None) -> Path:
+    """Download a model of the hub, unless its files are here already.
+
+    Args:
+        path: that `model` would have on this machine. With a revision it is an id in any case.
+    """
     match = _HUB_ID.fullmatch(model)
-    if match is None:
-        path = Path(ascii(model)[1:-1])
-        raise ModelFileError(path, "there is no such folder, nor is it an id of the hub: org/name")
+    is_id = match is not None and bool(revision or match[2])
+    is_path = path.parent.is_dir() or path.suffix in _FILE_SUFFIXES
+    if match is None or (is_path and not is_id):
+        reason = "there is no such file or folder"
+        if match is not None and path.suffix not in _FILE_SUFFIXES:
+            reason += f"; {model}@main would be a model of the Hugging Face hub"
+        raise ModelFileError(Path(ascii(model)[1:-1]), reason)
     repository, named = match[1], match[2]
     revision = revision or named
     try:

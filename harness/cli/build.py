@@ -54,6 +54,11 @@ _HEADINGS = ("stage", "graph", "verdict", "SQNR", "greedy", "max diff", "relativ
 _NUMBERS = {"max diff", "relative", "SQNR", "greedy"}
 
 
+def _model_path(text: str) -> Path:
+    """Return the path of a model; absolute after `./`, without which it may look like an id."""
+    return Path.cwd() / text if text.startswith("./") else Path(text)
+
+
 @dataclass(frozen=True)
 class BuildSummary:
     """The container of one target, and how many stages ran for it."""
@@ -95,9 +100,10 @@ class ModelOptions:
     model_dir: Annotated[
         Path,
         typer.Argument(
+            parser=_model_path,
             help="An ONNX export or its folder, with `config.json`, `tokenizer.json` and encodings "
             "beside it; or a checkpoint: a folder in Hugging Face layout, a GGUF file, or an id of "
-            "the Hugging Face hub, such as `Qwen/Qwen3-0.6B` or `Qwen/Qwen3-0.6B@REVISION`."
+            "the Hugging Face hub, such as `Qwen/Qwen3-0.6B` or `Qwen/Qwen3-0.6B@REVISION`.",
         ),
     ]
     target: Annotated[

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import suites
+from buildlib.builder.model_place import find_model
+from buildlib.errors import ModelFileError
 from harness.errors import ConfigFileError, WrongUseError
 from harness.pipeline.defaults import recipe_text
 from harness.pipeline.llm import LLMPipeline
@@ -194,8 +196,34 @@ def test_a_model_of_the_hub_needs_its_package(monkeypatch: pytest.MonkeyPatch) -
         Exception, match=r"org/name: there is no such folder.*hf download org/name.*qnnfarm\[hub\]"
     ):
         LLMPipeline.from_pretrained("org/name")
-    with pytest.raises(Exception, match="nor is it an id of the hub"):
-        LLMPipeline.from_pretrained("/no/such/folder")
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["models/foo", "none/foo.gguf", "none/foo.onnx", "./none/foo", "../foo", "/none/foo", "foo"],
+)
+def test_a_mistaken_path_is_a_missing_file(model: str, tmp_path: Path) -> None:
+    (tmp_path / "here" / "models").mkdir(parents=True)
+    (tmp_path / "here" / "recipe.yaml").write_text(f"model_id_or_path: {model}\nstages: {{}}\n")
+    build = ("build", model, "--target", "SM8750", "--out", "out")
+    for command in (build, ("pipeline", "run", "recipe.yaml")):
+        done = qnnfarm(*command, cwd=tmp_path / "here")
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert ": there is no such file or folder" in done.stderr
+        assert model.lstrip("./") in done.stderr
+
+
+def test_a_revision_says_that_a_model_is_the_hubs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    (tmp_path / "org").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelFileError, match="; org/name@main would be a model of the Hugging"):
+        find_model("org/name")
+    with pytest.raises(ModelFileError, match="hf download org/name --revision main"):
+        find_model("org/name@main")
 
 
 def test_names_of_stages_are_checked() -> None:
