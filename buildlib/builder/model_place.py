@@ -19,6 +19,7 @@ from buildlib.checkpoint.gguf import folder as gguf_folder
 from buildlib.errors import ModelFileError
 from buildlib.gguf import SUFFIX
 from buildlib.paths import absolute_user_path, default_cache_root, user_path
+from buildlib.progress import working
 
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@([\w./-]+))?")
 _FILES = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "text/*.txt")
@@ -97,12 +98,13 @@ def _read_gguf(path: Path, cache_root: Path | None) -> ModelPlace:
     versions = {"gguf": importlib.metadata.version("gguf")} if _has_gguf() else {}
     code = CodeDigest(Path(buildlib.__file__).parent).of(gguf_folder.__name__)
     cache = StageCache(root, name)
-    entry = cache.get_or_build(
-        StageKey("gguf", {"name": name}, (digest,), versions, code),
-        path,
-        lambda folder: gguf_folder.write_checkpoint(path, folder / name),
-        subject=path.name,
-    )
+
+    def build(folder: Path) -> None:
+        with working(f"read {path.name}"):
+            gguf_folder.write_checkpoint(path, folder / name)
+
+    key = StageKey("gguf", {"name": name}, (digest,), versions, code)
+    entry = cache.get_or_build(key, path, build, subject=path.name)
     return ModelPlace(entry.folder / name, name, path, cache)
 
 

@@ -33,7 +33,7 @@ from harness.cli.arguments import (
     read_text,
 )
 from harness.cli.groups import with_groups
-from harness.cli.progress import BuildBar
+from harness.cli.progress import BuildBar, ModelBar
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.words import pluralize
@@ -336,13 +336,14 @@ def build(
     from buildlib.container.files import check_replaceable
 
     builds = []
-    for request, folder in model.requests(toolchain):
-        job = request.plan()
-        job.memory_limit = None if memory is None else int(memory * 2**30)
-        if not lab.cancel:  # before a long build
-            check_replaceable(folder, exist_ok=overwrite)
-            _refuse_unwritable(folder, job.weights)
-        builds.append((request, job, folder))
+    with ModelBar():  # a GGUF is read here
+        for request, folder in model.requests(toolchain):
+            job = request.plan()
+            job.memory_limit = None if memory is None else int(memory * 2**30)
+            if not lab.cancel:  # before a long build
+                check_replaceable(folder, exist_ok=overwrite)
+                _refuse_unwritable(folder, job.weights)
+            builds.append((request, job, folder))
     if dry_run:
         _show_stages({one.target: job.stages() for one, job, _ in builds}, json=json)
         return

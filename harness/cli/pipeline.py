@@ -15,7 +15,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from buildlib.sizes import size_text
 from harness.cli.arguments import Json, KeepIn, read_text
 from harness.cli.dialog_options import System, UseChat
-from harness.cli.progress import StageBar, describe_stage, stage_time
+from harness.cli.progress import ModelBar, StageBar, describe_stage, stage_time
 from harness.console import Row, answers, print_json, print_remark, print_rows, print_text, progress
 from harness.errors import WrongUseError
 from harness.pipeline.defaults import recipe_text
@@ -96,9 +96,7 @@ def run(
     if earlier is not None:
         _tell_again(earlier, json=json)
         return
-    from harness.pipeline.llm import LLMPipeline
-
-    pipe = LLMPipeline.from_pretrained(model, recipe=recipe)
+    pipe = _open(model, recipe)
     events: list[StageEvent] = []
     pipe.add_observer(events.append)
     pipe.check_metrics()  # before stages that take hours
@@ -145,10 +143,8 @@ def compare(
 
     Example: qnnfarm pipeline compare recipe.yaml --windows 4
     """
-    from harness.pipeline.llm import LLMPipeline
-
     content = None if text is None else read_text(text)
-    pipe = LLMPipeline.from_pretrained(model, recipe=recipe)
+    pipe = _open(model, recipe)
     pipe.text_to_compare(content, windows)  # refuses before stages run
     _construct(pipe, until)
     print_remark(f"evaluating {', '.join(pipe.completed)}")
@@ -193,11 +189,10 @@ def sensitivity(
     Example: qnnfarm pipeline sensitivity recipe.yaml --by layer
     """
     from buildlib.quantize.sensitivity.ranking import UNIT_KINDS
-    from harness.pipeline.llm import LLMPipeline
     from harness.pipeline.sensitivity import last_before_builder, rank_pipeline
 
     content = None if text is None else read_text(text)
-    pipe = LLMPipeline.from_pretrained(model, recipe=recipe)
+    pipe = _open(model, recipe)
     pipe.text_to_compare(content, windows)  # refuses before stages run
     _construct(pipe, last_before_builder(pipe))
     with _ranking() as on_segment:
@@ -253,6 +248,14 @@ def init(
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(recipe_text(model, target), encoding="utf-8")
     answers().print(f"{out}: run it with `qnnfarm pipeline run {out} --prompt TEXT`")
+
+
+def _open(model: str | None, recipe: Path) -> "LLMPipeline":
+    """Make the pipeline of a recipe, with a progress bar while its GGUF is read."""
+    from harness.pipeline.llm import LLMPipeline
+
+    with ModelBar():
+        return LLMPipeline.from_pretrained(model, recipe=recipe)
 
 
 def _construct(pipe: "LLMPipeline", until: str | None) -> None:

@@ -62,7 +62,7 @@ def tell_running(seconds: float, words: str) -> None:
 
 
 class StageBar:
-    """A progress bar over stages; lines where stderr is no terminal."""
+    """A progress bar over stages, from the first work on; lines where stderr is no terminal."""
 
     def __init__(self, title: str) -> None:
         self._bar = progress(
@@ -79,7 +79,6 @@ class StageBar:
         self.is_terminal = self._bar.console.is_terminal
 
     def __enter__(self) -> Self:
-        self._bar.start()
         self._stack.enter_context(telling(self._hear))
         if not self.is_terminal:
             self._stack.callback(self._ended.set)
@@ -97,6 +96,7 @@ class StageBar:
             if not work.ended:
                 self._running[work.name] = began, work.words
         if self.is_terminal and not work.ended:
+            self._bar.start()
             self.update(description=f"{work.name}: {work.words}" if work.words else work.name)
 
     def _tell(self) -> None:
@@ -122,6 +122,19 @@ class StageBar:
     def print(self, line: str) -> None:
         """Print a line above the bar."""
         self._bar.console.print(line, markup=False, soft_wrap=True)
+
+
+class ModelBar(StageBar):
+    """A progress bar over what is read before any stage: the weights of a GGUF."""
+
+    def __init__(self) -> None:
+        super().__init__("model")
+
+    def _hear(self, work: WorkNote) -> None:
+        began, _ = self._running.get(work.name, (time.monotonic(), ""))
+        super()._hear(work)
+        if work.ended and not self.is_terminal:
+            self.print(f"model: {work.name} ({stage_time(time.monotonic() - began, reused=False)})")
 
 
 class BuildBar(StageBar):

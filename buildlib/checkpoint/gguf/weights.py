@@ -5,6 +5,7 @@ fused on either side, and llama.cpp stores queries and keys of some families for
 that turn neighbours.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from buildlib.checkpoint.config import CheckpointConfig
 from buildlib.checkpoint.gguf.config import ROPE_DIVISORS, ROPE_LONG, ROPE_SHORT, Metadata
 from buildlib.checkpoint.tensor_file import SafetensorsWriter, StoredDtype
 from buildlib.gguf import GgufRows
+from buildlib.progress import tell
 
 _CHUNK_WEIGHTS = 1 << 22
 _NOT_WEIGHTS = frozenset((ROPE_DIVISORS, ROPE_LONG, ROPE_SHORT))
@@ -73,6 +75,7 @@ class GgufWeights:
         """
         dtypes = {name: self._dtype(name) for name in self._pieces}
         stored = {name: (dtypes[name], shape) for name, shape in self._shapes.items()}
+        written, total = 0, sum(map(math.prod, self._shapes.values()))
         with SafetensorsWriter(path, stored) as file:
             for name, pieces in self._pieces.items():
                 start = 0
@@ -83,6 +86,8 @@ class GgufWeights:
                     # A vector's rows are its entries, and so are those of the norm of one head.
                     file.write(name, values, start)
                     start += len(values)
+                    written += values.size
+                    tell(f"{written / total:.0%} of its weights")
 
     def _dtype(self, name: str) -> StoredDtype:
         kinds = {_DTYPES[piece.rows.dtype.name] for piece in self._pieces[name]}

@@ -18,6 +18,7 @@ from buildlib.checkpoint.gguf.folder import write_checkpoint
 from buildlib.error_base import QnnfarmError
 from buildlib.errors import InputFileError, ModelFileError
 from buildlib.gguf import GgufHeader
+from buildlib.progress import WorkNote, telling
 from tests.buildlib.checkpoint.gguf_files import CONVERTED, add_tokenizer, write_gguf, write_source
 from tests.buildlib.checkpoint.odd_strings import ODD_STRINGS
 
@@ -195,10 +196,16 @@ def test_a_gguf_is_read_once_and_keeps_its_name(
 ) -> None:
     source = write_source(tmp_path / "source", "olmo2")
     path = write_gguf(tmp_path / "Small-1B.Q8_0.gguf", source, "olmo2")
-    place = find_model(path, cache_root=tmp_path / "cache")
+    heard: list[WorkNote] = []
+    with telling(heard.append):
+        place = find_model(path, cache_root=tmp_path / "cache")
     assert (place.name, place.folder.name, place.file) == ("Small-1B.Q8_0", "Small-1B.Q8_0", path)
     monkeypatch.setattr("buildlib.checkpoint.gguf.folder.write_checkpoint", None)
     assert find_model(path, cache_root=tmp_path / "cache").path == place.path
+    assert {work.name for work in heard} == {"read Small-1B.Q8_0.gguf"}
+    shares = [int(work.words.partition("%")[0]) for work in heard if work.words]
+    assert shares == sorted(shares)
+    assert (shares[0] < 50, shares[-1], heard[-1].ended) == (True, 100, True)
 
 
 def _damaged(tmp_path: Path, keys: dict[str, object], without: str = "") -> Path:

@@ -1,6 +1,7 @@
 """`qnnfarm inspect` on what the real build made."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -93,6 +94,7 @@ def test_a_gguf_and_what_is_built_of_it(
     out = tmp_path / "out"
     built = qnnfarm("build", path, "--target", "SM8750:emulator", "--out", out, *shape, *text)
     assert built.returncode == 0, built.stderr
+    assert re.match(r"model: read tiny_llama.gguf \(\d+\.\d s\)\n", built.stderr)
     made, reference = (
         json.loads((folder / "metadata.json").read_text())
         for folder in (out, reference_outputs.container)
