@@ -56,6 +56,7 @@ from tests.harness.results.conftest import _make_run
 from tests.postgresql_server import running_postgresql_server
 from tests.qairt_sdk import make_sdk
 from tests.system import CONDITIONS, needs
+from tools.tiny_llama.gguf_file import write_gguf
 
 EXPORT = ROOT / "tests" / "fixtures" / "exports" / "torchscript-llama-fixed"
 
@@ -373,6 +374,7 @@ def models_to_build(reader: Reader) -> None:
     reader.installed()
     reader.model("MODEL", "MODEL_DIR", "model_dir")
     reader.text("FILE")
+    write_gguf(reader.folder / "model-Q4_K_M.gguf")
     reader.give("eaglet", tiny_llama.folder() / "eaglet")
     reader.give("ssd_tensor.safetensors", tiny_llama.folder() / "ssd" / "ssd_tensor.safetensors")
     options = next(block.text for block in blocks("yaml") if block.path.name == "builder.md")
