@@ -44,6 +44,7 @@ class ShownChange:
         trend: the newest values, oldest first, for a sparkline.
         since: the first night of the present.
         alert: of the loss with which the present began, or that its gain has settled; else None.
+        scope: the devices that changed, where others did not: `P3 alone`.
     """
 
     series: Series
@@ -56,6 +57,7 @@ class ShownChange:
     trend: tuple[float, ...]
     since: MeasuredNight
     alert: Alert | None = None
+    scope: str = ""
 
     @property
     def gain(self) -> float:
@@ -89,9 +91,12 @@ class ShownChange:
 
     @property
     def note(self) -> str:
-        """The alert with its note, or the reason why there is no verdict."""
+        """The devices of a change of some, and the alert with its note; or why no verdict is."""
         if self.alert is not None:
-            return ": ".join(filter(None, (f"alert {self.alert.id}", self.alert.note)))
+            alert = ": ".join(filter(None, (f"alert {self.alert.id}", self.alert.note)))
+            return "; ".join(filter(None, (self.scope, alert)))
+        if self.scope:
+            return self.scope
         if self.verdict is not Verdict.NO_VERDICT:
             return ""
         if self._is_apart:
@@ -144,13 +149,16 @@ def _settled_by(series: Series, gain: Level, matched: Mapping[Level, Alert]) -> 
 
 
 def _of_level(series: Series, level: Level, alert: Alert | None) -> ShownChange:
-    places = [change.night for change in series.changes]
+    places = [one.night for one in series.changes if one.concerns(level.devices)]
     first = max((place for place in places if place < level.night), default=0)
     end = min((place for place in places if place > level.night), default=len(series.nights))
-    past = series.nights[max(first, level.night - LEVEL_NIGHTS) : level.night]
-    present = series.nights[level.night : min(end, level.night + LEVEL_NIGHTS)]
+    past, present = (
+        [night for night in (one.of(level.devices) for one in nights) if night.sessions]
+        for nights in (series.nights[first : level.night], series.nights[level.night : end])
+    )
     verdict = Verdict.REGRESSED if level.is_loss else Verdict.IMPROVED
-    return _compare(series, past, present, verdict, level.ratio, alert)
+    past, present = past[-LEVEL_NIGHTS:], present[:LEVEL_NIGHTS]
+    return replace(_compare(series, past, present, verdict, level.ratio, alert), scope=level.scope)
 
 
 def _of_last_night(series: Series) -> ShownChange | None:

@@ -114,7 +114,7 @@ def _explain(results: Results, changes: Sequence[ShownChange]) -> str:
 def _describe(alerts: Sequence[Alert]) -> Iterator[str]:
     """Yield the greatest losses with their alerts, those of one subject and night in one line."""
     greatest_first = sorted(alerts, key=lambda one: (-one.size, one.id))
-    for _, alike in group_by(greatest_first, lambda one: (one.subject, one.began_at))[:MOST_NAMED]:
+    for _, alike in group_by(greatest_first, lambda one: (one.name, one.began_at))[:MOST_NAMED]:
         losses = ", ".join(f"{one.metric.label} {one.loss} (alert {one.id})" for one in alike)
         yield f"{alike[0].name}, since {alike[0].began_at:%Y-%m-%d}: {losses}"
 

@@ -1,7 +1,8 @@
 """Summary: a row for each container x device x workload, with remarks on its numbers."""
 
+import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
@@ -38,6 +39,8 @@ from harness.results.records import ContainerInfo, Run, RunMeans
 from harness.results.stability import Stability, grade_runs
 from harness.words import pluralize
 
+_APART = 4.0
+"""Standard errors between the fastest and the slowest device from which they differ."""
 MOST_LABELS = 3
 """Labels of cells that a row shows."""
 
@@ -380,6 +383,7 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]
             cells[name] = SummaryCell(metric, stats, grade_runs(runs, name))
         by_metric += [(metric, remark) for remark in remark_on(sessions, on_spread=steady)]
     remarks = [*left_out, *_joined(by_metric), *_workload_remarks(subject, runs)]
+    remarks += [words for key in LEADING_METRICS if key in cells for words in _by_device(runs, key)]
     output = _output(runs, perplexity)
     if output == "unchecked" and not subject.is_imported:
         remarks.append(UNCOMPARED if subject.kind == "embed" else UNCHECKED)
@@ -388,6 +392,29 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]
     return SummaryRow(
         subject, subject.label, runs, cells, perplexity, tuple(remarks), output, grade, reasons
     )
+
+
+def _by_device(runs: Sequence[Run], key: str) -> Iterator[str]:
+    """Yield the figures of each device, where these differ by more than their sessions do."""
+    metric, devices = find_metric(key), group_by(runs, lambda run: run.device.serial)
+    of_device = {
+        serial: stats
+        for serial, some in devices
+        if (stats := summarise_sessions([run.values(key) for run in some])) is not None
+    }
+    several = [one for one in of_device.values() if one.sessions > 1 and one.sd is not None]
+    if len(several) < 2:
+        return
+    freedom = sum(one.sessions - 1 for one in several)
+    noise = sum((one.sessions - 1) * (one.sd or 0) ** 2 for one in several) / freedom
+    low, *_, high = sorted(several, key=lambda one: one.mean)
+    apart = _APART * math.sqrt(noise * (1 / low.sessions + 1 / high.sessions))
+    if high.mean - low.mean > max(apart, 0.001 * high.mean):
+        words = (
+            f"{serial} {one.show(metric)} ({pluralize(one.sessions, 'session')})"
+            for serial, one in of_device.items()
+        )
+        yield f"{metric.label} by device: {', '.join(words)} {metric.shown_unit}"
 
 
 def _choose_perplexity(

@@ -123,6 +123,7 @@ def _lane(value: float, level: float, low: float, high: float) -> str:
 def describe_change(series: Series, change: Change) -> str:
     """Describe a change: its size, the night that showed it, and its commits."""
     kind = "loss" if change.is_loss else "gain"
+    kind += f" of {change.scope}" if change.scope else ""
     text = f"▲ {kind}: {percent(change.ratio - 1)} from here on"
     text += f", found {series.nights[change.found].at:%Y-%m-%d}"
     if change.refuted is not None:
@@ -157,6 +158,7 @@ def _change_to_json(series: Series, change: Change) -> dict[str, Any]:
         "refuted": None if change.refuted is None else series.nights[change.refuted].at,
         "ratio": change.ratio,
         "is_loss": change.is_loss,
+        "devices": change.devices,
         "commits": series.commits(change),
         "differences": series.differences(change),
     }

@@ -57,7 +57,8 @@ class Alert:
     Attributes:
         id: short, to be typed.
         series: id of the series.
-        name: of the series, in words, when the loss was found.
+        name: of the series, in words, when the loss was found; before it, as `P3 alone: `, the
+            devices where others have no loss.
         began_at: the first night at the new level.
         found_at: the night on which it was told apart from noise.
         ratio: new level over old one.
@@ -84,6 +85,12 @@ class Alert:
     def subject(self) -> str:
         """Id of the container, device and workload; see `Series`."""
         return self.series.removesuffix(f"-{self.metric.key}")
+
+    @property
+    def scope(self) -> str:
+        """The devices of the loss, as `Change.scope` has them."""
+        scope, apart, _ = self.name.partition(" alone: ")
+        return f"{scope} alone" if apart else ""
 
     @property
     def size(self) -> float:
@@ -185,6 +192,7 @@ def match_alerts(series: Series, alerts: Iterable[Alert]) -> dict[Change, Alert]
         for alert in unmatched.values()
         if alert.began_at >= nights[0]
         for number, change in enumerate(losses)  # refuted ones are last
+        if change.scope == alert.scope
     )
     for apart, number, alert_id in pairs:
         if apart <= _SAME_NIGHTS and alert_id in unmatched and losses[number] not in matches:
@@ -341,9 +349,12 @@ def _open_again(series: Series, alert: Alert, change: Change | None) -> Alert:
 def _recovery(series: Series, alert: Alert) -> MeasuredNight | None:
     """Return the night on which later changes had taken back half of a loss."""
     loss = gained = -math.log(alert.ratio)
+    devices = alert.scope.removesuffix(" alone").split(", ") if alert.scope else []
+    phones = {one.run.device.serial for night in series.nights for one in night.sessions}
     for later in series.changes:
-        if series.nights[later.night].at > alert.began_at:
-            gained -= math.log(later.ratio)
+        if series.nights[later.night].at > alert.began_at and later.concerns(devices):
+            part = 1.0 if devices or not later.devices else len(later.devices) / len(phones)
+            gained -= part * math.log(later.ratio)
             if gained / loss <= 1 - _RECOVERY:
                 return series.nights[later.night]
     return None
@@ -356,8 +367,8 @@ def _recovered(night: MeasuredNight) -> str:
 
 def _name(series: Series, change: Change) -> str:
     """Name a loss by the first session at the new level, in any process."""
-    first = series.nights[change.night].sessions[0].run.id
-    return hashlib.sha256(f"{first} {series.id}".encode()).hexdigest()[:10]
+    first = series.first_night(change).sessions[0].run.id
+    return hashlib.sha256(f"{first} {series.id}{change.scope}".encode()).hexdigest()[:10]
 
 
 def _make_alert(series: Series, change: Change) -> Alert:
@@ -366,14 +377,14 @@ def _make_alert(series: Series, change: Change) -> Alert:
         id=_name(series, change),
         series=series.id,
         metric=series.metric,
-        name=series.name,
+        name=f"{change.scope}: {series.name}" if change.scope else series.name,
         state="open",
         began_at=series.nights[change.night].at,
         found_at=series.nights[change.found].at,
         ratio=change.ratio,
         good_commit=good,
         bad_commit=bad,
-        note="",
+        note="; ".join(series.differences_of_devices(change)),
         changed_at=now(),
         told_at=None,
     )

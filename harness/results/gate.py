@@ -24,7 +24,7 @@ from harness.results.records import Run
 from harness.results.statistics.unpaired import MIN_SESSIONS, Sessions, estimate, find_discoveries
 from harness.results.store import ResultsStore
 from harness.results.verdicts import PERPLEXITY_THRESHOLD, THRESHOLD, Verdict, judge, worst_verdict
-from harness.words import emulator_notice, pluralize, soc_label
+from harness.words import emulator_notice, percent, pluralize, soc_label
 
 FALSE_DISCOVERY_RATE = 0.05
 ACROSS = ("precision", "container", "device", "host", "tool", "scored")
@@ -60,6 +60,7 @@ class GateCell:
         changed: facts that changed with them, which the reason names: versions, settings.
         alerts: unsettled losses of its history that began after the baseline; the reason names
             them.
+        device: the serial of the device that the change is of, where the others did not change so.
     """
 
     key: Subject
@@ -76,6 +77,7 @@ class GateCell:
     runs: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     alerts: tuple[Alert, ...] = ()
+    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +298,9 @@ def _estimate(cell: GateCell, before: Sessions, after: Sessions) -> GateCell:
     if change is None:
         return replace(cell, reason="no device has measured both sides")
     reason = ""
+    if len(change.by_device) > 1:
+        words = (f"{device} {percent(ratio - 1)}" for device, ratio in change.by_device.items())
+        reason = f"by device: {', '.join(words)}"
     if change.p_value is None:
         old, new = change.sessions
         reason = (
@@ -304,7 +309,7 @@ def _estimate(cell: GateCell, before: Sessions, after: Sessions) -> GateCell:
         )
     return replace(
         cell, reason=reason, ratio=change.ratio, low=change.low, high=change.high,
-        p_value=change.p_value,
+        p_value=change.p_value, device=change.device,
     )  # fmt: skip
 
 
@@ -324,6 +329,10 @@ def _judge(cell: GateCell, threshold: float, *, is_change: bool) -> GateCell:
     verdict, reason = judge(
         cell.metric, cell.ratio, cell.low, cell.high, threshold, by_chance=not is_change
     )
+    if verdict is Verdict.NO_VERDICT and cell.reason:
+        reason = f"{reason}; {cell.reason}"
+    if cell.device is not None:
+        reason = f"{cell.device} alone, the other devices changed otherwise: {reason}"
     return replace(cell, verdict=verdict, reason=reason)
 
 
@@ -345,7 +354,9 @@ def _with_facts(cell: GateCell) -> GateCell:
     """Complete a verdict by the alerts of the history and the other changes."""
     verdict, reasons = cell.verdict, [cell.reason]
     for alert in cell.alerts:
-        reasons.insert(0, f"alert {alert.id}: {alert.loss} since {alert.began_at:%Y-%m-%d}")
+        scope = f" of {alert.scope}" if alert.scope else ""
+        loss = f"{alert.loss}{scope} since {alert.began_at:%Y-%m-%d}"
+        reasons.insert(0, f"alert {alert.id}: {loss}")
         if alert.state == "open" and verdict is not Verdict.IMPROVED:
             verdict = Verdict.REGRESSED
     if cell.changed:

@@ -38,6 +38,7 @@ def to_document(gate: Gate) -> dict[str, object]:
                 "ratio": cell.ratio,
                 "low": cell.low,
                 "high": cell.high,
+                "device": cell.device,
                 "baseline": None if cell.baseline is None else asdict(cell.baseline),
                 "candidate": None if cell.candidate is None else asdict(cell.candidate),
                 "runs": list(cell.runs),

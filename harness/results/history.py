@@ -25,12 +25,14 @@ from sqlalchemy import Select, select
 
 from harness.results import schema
 from harness.results.identity import (
+    OF_DEVICE,
     Subject,
     container_label,
     container_name,
     container_shape,
     describe_changes,
     describe_container,
+    facts,
     place,
 )
 from harness.results.metrics import JUDGED_METRICS, Direction, Metric, find_metric
@@ -100,6 +102,11 @@ class MeasuredNight:
     def runs(self) -> tuple[Run, ...]:
         """The runs of the sessions."""
         return tuple(session.run for session in self.sessions)
+
+    def of(self, devices: Collection[str]) -> "MeasuredNight":
+        """Return the night with the sessions of some devices only, maybe none; empty means all."""
+        chosen = (one for one in self.sessions if one.run.device.serial in devices)
+        return replace(self, sessions=tuple(chosen)) if devices else self
 
     @property
     def mean(self) -> float:
@@ -205,12 +212,34 @@ class Series:
 
     def commits(self, change: Change) -> tuple[str | None, str | None]:
         """Return the last commit before a change, and the first one with it."""
-        return self.nights[change.night - 1].commit, self.nights[change.night].commit
+        before, after = self._beside(change)
+        return before.commit, after.commit
 
     def differences(self, change: Change) -> tuple[str, ...]:
         """List other changes between the two nights: containers, libraries, builds of phones."""
-        before, after = self.nights[change.night - 1], self.nights[change.night]
+        before, after = self._beside(change)
         return describe_changes(before.runs, after.runs)
+
+    def differences_of_devices(self, change: Change) -> tuple[str, ...]:
+        """List how the devices of a change, where it is not of all, became others: their builds."""
+        before, after = self._beside(change)
+        names = facts(before.sessions[-1].run).keys() - OF_DEVICE
+        changes = describe_changes(before.runs, after.runs, ignored=names)
+        return changes if change.devices else ()
+
+    def first_night(self, change: Change) -> MeasuredNight:
+        """Return the first night since a change on which its devices measured; only these."""
+        return self._beside(change)[1]
+
+    def _beside(self, change: Change) -> tuple[MeasuredNight, MeasuredNight]:
+        """Return the nights before and since a change, with the sessions of its devices."""
+        before = (one.of(change.devices) for one in reversed(self.nights[: change.night]))
+        since = (one.of(change.devices) for one in self.nights[change.night :])
+        empty = self.nights[change.night - 1], self.nights[change.night]
+        return (
+            next((night for night in before if night.sessions), empty[0]),
+            next((night for night in since if night.sessions), empty[1]),
+        )
 
     def levels(self) -> tuple[tuple[int, int, float], ...]:
         """Return first night, last night and median of each stretch between changes."""
@@ -363,13 +392,9 @@ def _with_changes(series: Series, judged: SeriesJudgement) -> Series:
         for change in judged.changes
         if change.refuted is None and abs(series.metric.gain(change.ratio)) > least
     ]
-    edges = [0, *(change.night for change in standing), len(series.nights)]
     return replace(
         series,
-        changes=tuple(
-            replace(change, ratio=_ratio(series, change, first, end))
-            for change, first, end in zip(standing, edges, edges[2:], strict=False)
-        ),
+        changes=tuple(replace(one, ratio=_ratio(series, one, standing)) for one in standing),
         refuted=tuple(change for change in judged.changes if change.refuted is not None),
         smallest_loss=_as_loss(series.metric, judged.smallest_loss),
     )
@@ -396,18 +421,25 @@ def _moved(changes: Iterable[Change], nights: int) -> tuple[Change, ...]:
     )
 
 
-def _ratio(series: Series, change: Change, first: int, end: int) -> float:
+def _ratio(series: Series, change: Change, changes: Iterable[Change]) -> float:
     """Return the new level over the old one, each the median of its nights next to the change.
 
     Each device is held against itself, where it measured before and since. What was seen when the
     change was found stands as long as the levels say the opposite.
 
     Args:
-        first: the first night of the old level.
-        end: the night after the last one of the new level.
+        changes: all of the series; those of other devices alone do not end a level.
     """
-    before = series.nights[max(first, change.night - LEVEL_NIGHTS) : change.night]
-    since = series.nights[change.night : min(end, change.night + LEVEL_NIGHTS)]
+    edges = [one.night for one in changes if one.concerns(change.devices)]
+    first = max((edge for edge in edges if edge < change.night), default=0)
+    end = min((edge for edge in edges if edge > change.night), default=len(series.nights))
+    before, since = (
+        [night for night in (one.of(change.devices) for one in nights) if night.sessions]
+        for nights in (series.nights[first : change.night], series.nights[change.night : end])
+    )
+    before, since = before[-LEVEL_NIGHTS:], since[:LEVEL_NIGHTS]
+    if not before or not since:
+        return change.ratio
     logs_before: dict[str, list[float]] = {}
     for night in before:
         for session in night.sessions:

@@ -17,6 +17,9 @@ detection of parameter changes in stochastic systems", IEEE Transactions on Info
   (L. Kish, "Survey Sampling", 1965), by the uncertainty of the level, and by how much more sums of
   the series' nights have varied than those of independent ones. A night's ratio is bounded, so at
   least two nights have to agree.
+- One device may change alone. That is a hypothesis of its own, by the nights of that device, with a
+  higher threshold the more devices there are. Whichever tells a change, its devices are those for
+  which it explains the nights best (`_Watch._scope`).
 - Nights after a change are a sequential test (A. Wald, "Sequential Analysis", 1947) of the new
   level against the old one. A change that it refutes counts as noise of that series, and the next
   one needs as much more evidence.
@@ -50,6 +53,10 @@ THRESHOLDS = np.array([_NEVER, 5.9, 5.7, 6.3, 6.8, 7.3, *[7.8] * (WINDOW - 6)])
 """Of the statistic of a loss, by the nights since it began; one night is never enough."""
 GAIN_MARGIN = 1.5
 """Added to them for a gain, of which nobody has to be told at once."""
+_ALONE_MARGIN = 0.5
+"""Added to them, with the logarithm of the number of devices, for a change of one device."""
+_EXCLUDED = 1.5
+"""Evidence that it takes to leave a device out of a change."""
 _SHORTEST = 4
 """Window at a level that is new."""
 _NIGHT_BOUND = 4.0
@@ -129,6 +136,7 @@ class Change:
         is_loss: whether it is for the worse.
         refuted: the night on which the series was seen to be at its old level after all; else None.
             Nothing else of a change depends on later nights.
+        devices: those that changed, where others did not; empty for all.
     """
 
     night: int
@@ -136,6 +144,16 @@ class Change:
     ratio: float
     is_loss: bool
     refuted: int | None = None
+    devices: tuple[str, ...] = ()
+
+    @property
+    def scope(self) -> str:
+        """The devices in words: `P3 alone`, `P2, P3 alone`; empty for all."""
+        return f"{', '.join(self.devices)} alone" if self.devices else ""
+
+    def concerns(self, devices: Sequence[str]) -> bool:
+        """Return whether any of these devices changed; none stand for all."""
+        return not (devices and self.devices) or not set(devices).isdisjoint(self.devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +203,12 @@ class _Table:
     logs: Floats
     devices: Ints
     nights: list[list[int]]
+    names: list[list[str]]
+
+    @property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """True for places with a session."""
+        return ~np.isnan(self.logs)
 
     @classmethod
     def of(cls, histories: Sequence[History]) -> "_Table":
@@ -193,12 +217,13 @@ class _Table:
         longest = max(len(nights) for _, _, nights in placed)
         logs = np.full((len(histories), longest, most), np.nan)
         devices = np.zeros(logs.shape, np.int64)
+        all_names = [list(dict.fromkeys(history.devices)) for history in histories]
         for series, (history, (slots, rows, _)) in enumerate(zip(histories, placed, strict=True)):
-            names = {name: number for number, name in enumerate(dict.fromkeys(history.devices))}
+            names = {name: number for number, name in enumerate(all_names[series])}
             sign = 1.0 if history.higher_is_better else -1.0
             logs[series, rows, slots] = sign * np.log(np.asarray(history.values, float))
             devices[series, rows, slots] = [names[name] for name in history.devices]
-        return cls(logs, devices, [nights for _, _, nights in placed])
+        return cls(logs, devices, [nights for _, _, nights in placed], all_names)
 
 
 def _place(history: History) -> tuple[list[int], list[int], list[int]]:
@@ -227,7 +252,7 @@ class _Forecast:
 
     def __init__(self, table: _Table, floors: Floats) -> None:
         self.logs, self.devices = table.logs, table.devices
-        self.present = ~np.isnan(table.logs)
+        self.present = table.present
         series, _, _ = table.logs.shape
         states = int(table.devices.max()) + 2
         early = table.logs[:, :MIN_NIGHTS]
@@ -355,8 +380,8 @@ class _Forecast:
         """Compute log-likelihood ratios of each change of level against none, from a night a row.
 
         Returns:
-            them; how many independent sessions the night is worth; the forecast's variance in units
-            of the noise's.
+            them [rows, slots, changes]; the number of sessions; the forecast's variance in units of
+            the noise's.
         """
         residuals, sessions, variance = self.compare(rows, np.full(len(rows), night))
         greatest = changes.max(1, keepdims=True)  # what is farther off is at least that
@@ -364,12 +389,19 @@ class _Forecast:
         noise, present = self.noise[rows], self.present[rows, night]
         kernels = _kernel_estimate(self.residuals[rows] / noise[:, None] / _WIDENING)
         levels = np.concatenate([np.zeros((len(rows), 1)), changes], axis=1)
-        total = np.zeros(changes.shape)
+        ratios = np.zeros((*residuals.shape, changes.shape[1]))
         for slot in range(residuals.shape[1]):
             logs = _log_density((residuals[:, slot, None] - levels) / noise[:, None], kernels)
-            total += (logs[:, 1:] - logs[:, :1]) * present[:, slot, None]
-        worth = self.worth(rows, sessions)
-        return total * (worth / sessions)[:, None], worth, variance / noise**2
+            ratios[:, slot] = (logs[:, 1:] - logs[:, :1]) * present[:, slot, None]
+        return ratios, sessions, variance / noise**2
+
+    def variance_of(self, rows: Ints, devices: Ints) -> Floats:
+        """Return the variance of the forecasts of a device of each row, in units of the noise's."""
+        covariance, places = self.covariance[rows], devices + 1
+        each = np.arange(len(rows))
+        of_offset = 2 * covariance[each, 0, places] + covariance[each, places, places]
+        variance: Floats = (covariance[:, 0, 0] + of_offset) / self.noise[rows] ** 2
+        return variance
 
 
 def _find_start(early: Floats) -> tuple[Ints, Floats]:
@@ -437,7 +469,8 @@ class _Doubt:
     """A change that later nights may refute.
 
     Attributes:
-        after: the new level.
+        places: of the states that changed: 0, the level, or offsets of devices.
+        shift: by how much.
         state, covariance: of the forecast before the change.
         excess: of the change's statistic over its threshold.
         evidence: sum of the log-likelihood ratios of later nights, for the change.
@@ -445,7 +478,8 @@ class _Doubt:
     """
 
     began: int
-    after: float
+    places: Ints
+    shift: float
     state: Floats
     covariance: Floats
     excess: float
@@ -465,6 +499,10 @@ class _Watch:
         self.lengths = self.forecast.present.any(2).sum(1)
         self.ratios = np.zeros((len(histories), WINDOW, 2 * len(_SIZES)))  # tonight's first
         self.worth = np.zeros((len(histories), WINDOW))
+        self.several = np.array([len(names) > 1 for names in table.names])
+        most = max(map(len, table.names))
+        self.alone = np.zeros((*self.ratios.shape[:2], most, self.ratios.shape[2]))
+        self.alone_worth = np.zeros(self.alone.shape[:3])
         self.next = np.zeros(len(histories), np.int64)  # the first night not taken in
         self.began = np.zeros(len(histories), np.int64)  # the first night at the present level
         self.found: list[list[Change]] = [[] for _ in histories]
@@ -488,15 +526,16 @@ class _Watch:
                     self._doubt(row, night)
             statistics = self._statistics(rows, night)
             self.margins *= _KEPT
-            limits = THRESHOLDS + self.margins[rows, None]
             for is_loss, statistic in zip((True, False), statistics, strict=True):
+                excess = statistic - THRESHOLDS - self.margins[rows, None]
                 margin = 0.0 if is_loss else GAIN_MARGIN
-                for place in np.flatnonzero((statistic > limits + margin).any(1)):
+                for place in np.flatnonzero((excess > margin).any(1)):
                     row = int(rows[place])
                     if self.next[row] <= night:
-                        began = night - int(statistic[place].argmax())
-                        excess = float((statistic - limits)[place].max())
-                        self._change(row, began, night, excess, is_loss=is_loss)
+                        nights = int(statistic[place].argmax())
+                        scope = self._scope(row, nights, is_loss=is_loss)
+                        most = float(excess[place].max())
+                        self._change(row, night - nights, night, scope, most, is_loss=is_loss)
         return [
             SeriesJudgement(tuple(changes), float(loss) if nights >= MIN_NIGHTS else None)
             for changes, loss, nights in zip(
@@ -512,21 +551,100 @@ class _Watch:
         """Compute the evidence for a loss and a gain by nights since it began [series, window]."""
         sizes = np.maximum(self.sizes[rows], _SIZES_OF_NOISE * self.forecast.noise[rows, None])
         changes = np.concatenate([-sizes, sizes], axis=1)
-        ratios, worth, variance = self.forecast.log_ratios(rows, night, changes)
+        ratios, sessions, variance = self.forecast.log_ratios(rows, night, changes)
+        worth = self.forecast.worth(rows, sessions)
         self.ratios[rows, 1:], self.worth[rows, 1:] = self.ratios[rows, :-1], self.worth[rows, :-1]
-        self.ratios[rows, 0], self.worth[rows, 0] = ratios, worth
-        certain = 1 / (1 + np.cumsum(self.worth[rows], axis=1) * variance[:, None])
+        self.ratios[rows, 0] = ratios.sum(1) * (worth / sessions)[:, None]
+        self.worth[rows, 0] = worth
+        zero = np.zeros(len(rows))
+        statistic = self._weigh(rows, night, self.ratios[rows], self.worth[rows], variance, zero)
+        several = self.several[rows]
+        if several.any():
+            alone = self._statistics_alone(rows[several], night, ratios[several])
+            statistic[:, several] = np.maximum(statistic[:, several], alone)
+        return statistic[0], statistic[1]
+
+    def _weigh(
+        self, rows: Ints, night: int, ratios: Floats, worth: Floats, variance: Floats,
+        margin: Floats,
+    ) -> Floats:  # fmt: skip
+        """Sum up the ratios of nights: the evidence for a loss and a gain [2, series, window].
+
+        Args:
+            ratios: [series, window, change], tonight's first.
+            worth: of each night in independent sessions.
+            variance: of the forecast, in units of the noise's.
+            margin: that is taken off the evidence; two nights have to be enough nevertheless.
+        """
+        bound = (_NIGHT_BOUND + margin / 2)[:, None, None]
+        certain = 1 / (1 + np.cumsum(worth, axis=1) * variance[:, None])
         certain /= self.forecast.correlation(rows)
-        recent, sums = self.ratios[rows], np.empty(self.ratios[rows].shape)
+        sums = np.empty(ratios.shape)
         for w in range(WINDOW):
-            part = recent[:, : w + 1] * certain[:, w, None, None]
-            sums[:, w] = np.clip(part, -_NIGHT_BOUND, _NIGHT_BOUND).sum(axis=1)
+            part = ratios[:, : w + 1] * certain[:, w, None, None]
+            sums[:, w] = np.clip(part, -bound, bound).sum(axis=1)
         judged = np.arange(WINDOW) <= (night - self.next[rows])[:, None]
-        losses, gains = (
-            np.where(judged, np.log(np.exp(part).mean(axis=2)), -np.inf)
-            for part in np.split(sums, 2, axis=2)
-        )
-        return losses, gains
+        parts = np.stack(np.split(sums, 2, axis=2))
+        evidence = np.log(np.exp(parts).mean(axis=3)) - margin[:, None]
+        weighed: Floats = np.where(judged, evidence, -np.inf)
+        return weighed
+
+    def _statistics_alone(self, rows: Ints, night: int, ratios: Floats) -> Floats:
+        """Compute the evidence for a change of one device of tonight, the greatest of them all.
+
+        Args:
+            ratios: of tonight's sessions [series, slot, change].
+        """
+        for store in (self.alone, self.alone_worth):
+            store[rows, 1:] = store[rows, :-1]
+            store[rows, 0] = 0
+        present, devices = self.table.present[rows, night], self.table.devices[rows, night]
+        for slot in range(ratios.shape[1]):
+            self.alone[rows, 0, devices[:, slot]] += ratios[:, slot]
+            self.alone_worth[rows, 0, devices[:, slot]] += present[:, slot]
+        sessions = self.alone_worth[rows, 0]
+        design = np.stack([self.forecast.worth(rows, one) for one in sessions.T], axis=1)
+        self.alone[rows, 0] *= (design / np.maximum(sessions, 1))[:, :, None]
+        self.alone_worth[rows, 0] = design
+        number = (self.alone_worth[rows] > 0).any(1).sum(1)
+        margin = _ALONE_MARGIN + np.log(number)
+        most = np.full((2, len(rows), WINDOW), -np.inf)
+        for slot in range(ratios.shape[1]):
+            here = np.flatnonzero(present[:, slot])
+            some, device = rows[here], devices[here, slot]
+            evidence = self._weigh(
+                some, night, self.alone[some, :, device], self.alone_worth[some, :, device],
+                self.forecast.variance_of(some, device), margin[here],
+            )  # fmt: skip
+            most[:, here] = np.maximum(most[:, here], evidence)
+        return most
+
+    def _scope(self, row: int, nights: int, *, is_loss: bool) -> Ints:
+        """Return the devices that a change is of; none for all.
+
+        A device is left out if nights since are against the change there. One that alone has
+        measured since, where several did before, says nothing of the others.
+
+        Args:
+            nights: before tonight, on which the change began.
+        """
+        if not self.several[row]:
+            return np.array([], np.int64)
+        worth = self.alone_worth[row, : nights + 1].sum(0)
+        measured = np.flatnonzero(worth)
+        rows = np.full(len(measured), row)
+        certain = 1 / (1 + worth[measured] * self.forecast.variance_of(rows, measured))
+        sums = self.alone[row, : nights + 1][:, measured].sum(0) * certain[:, None]
+        sums = np.split(sums, 2, axis=1)[0 if is_loss else 1]
+        against = np.where(sums < 0, _EXCLUDED, 0).sum(0)
+        apart = np.maximum(sums, 0).sum(0) - against
+        size = int(apart.argmax())
+        if apart[size] > sums.sum(0).max():
+            changed: Ints = measured[sums[:, size] > 0]
+            return changed
+        before = np.flatnonzero(self.alone_worth[row, nights + 1 :].sum(0))
+        is_one = len(measured) == 1 and len(np.setdiff1d(before, measured)) > 0
+        return measured if is_one else measured[:0]
 
     def _smallest_losses(self) -> Floats:
         """Find the smallest loss of each series that is told in time, by halving."""
@@ -559,33 +677,58 @@ class _Watch:
         losses: Floats = -np.expm1(-self.sizes[:, 0] * _LOSSES[low])
         return losses
 
-    def _change(self, row: int, began: int, night: int, excess: float, *, is_loss: bool) -> None:
-        """Keep a change, and go on from the new level."""
+    def _change(
+        self, row: int, began: int, night: int, scope: Ints, excess: float, *, is_loss: bool
+    ) -> None:
+        """Keep a change, and go on from the new level, or the new offsets of its devices."""
         one = np.array([row])
         while self.next[row] < began:
             self._take_in(one)
-        level = self.forecast.state[row, 0]
-        state, covariance = self.forecast.state[row].copy(), self.forecast.covariance[row].copy()
-        jump = np.nanmean(self.table.logs[row, began : night + 1]) - level
-        self.forecast.covariance[row, 0, 0] += max(_JUMP_SD, abs(jump)) ** 2
-        for late in range(began, night + 1):
-            self.forecast.take_in(one, np.array([late]), learn=False)
+        forecast = self.forecast
+        state, covariance = forecast.state[row].copy(), forecast.covariance[row].copy()
+        places = scope + 1 if len(scope) else np.array([0])
+        nights = np.arange(began, night + 1)
+        away = self._deviations(row, nights, state)
+        of_scope = self._is_of(row, nights, places)
+        jump = float(away[of_scope].mean()) if of_scope.any() else 0.0
+        forecast.covariance[row, places, places] += max(_JUMP_SD, abs(jump)) ** 2
+        for late in nights:
+            forecast.take_in(one, np.array([late]), learn=False)
         self.next[row], self.began[row] = night + 1, began
-        self.doubts[row] = _Doubt(
-            began, float(self.forecast.state[row, 0]), state, covariance, excess
+        shift = float((forecast.state[row, places] - state[places]).mean())
+        self.doubts[row] = _Doubt(began, places, shift, state, covariance, excess)
+        numbers, names = self.table.nights[row], self.table.names[row]
+        ratio = float(np.exp(self.signs[row] * shift))
+        devices = tuple(names[device] for device in scope)
+        self.found[row].append(
+            Change(numbers[began], numbers[night], ratio, is_loss, devices=devices)
         )
-        ratio = float(np.exp(self.signs[row] * (self.forecast.state[row, 0] - level)))
-        nights = self.table.nights[row]
-        self.found[row].append(Change(nights[began], nights[night], ratio, is_loss))
+
+    def _deviations(self, row: int, nights: Ints, state: Floats) -> Floats:
+        """Return the deviations of nights from a forecast [night, slot]; NaN without a session."""
+        levels = state[0] + state[self.table.devices[row, nights] + 1]
+        deviations: Floats = self.table.logs[row, nights] - levels
+        return deviations
+
+    def _is_of(self, row: int, nights: Ints, places: Ints) -> npt.NDArray[np.bool_]:
+        """Return which sessions are of the devices that changed [night, slot]."""
+        of_devices = np.isin(self.table.devices[row, nights] + 1, places) | (places[0] == 0)
+        present: npt.NDArray[np.bool_] = self.table.present[row, nights] & of_devices
+        return present
 
     def _doubt(self, row: int, night: int) -> None:
         """Weigh whether a change has come back, and go on from the old level if so."""
         doubt, forecast, one = self.doubts[row], self.forecast, np.array([row])
-        residuals, sessions, _ = forecast.compare(one, np.array([night]))
-        before = doubt.state[0]
-        value = forecast.state[row, 0] + residuals.sum() / sessions[0]
-        ratio = (doubt.after - before) * (value - (doubt.after + before) / 2)
-        ratio /= forecast.noise[row] ** 2 / forecast.worth(one, sessions)[0]
+        nights = np.array([night])
+        of_scope = self._is_of(row, nights, doubt.places)
+        if not of_scope.any():
+            return
+        state = forecast.state[row].copy()
+        state[doubt.places] = doubt.state[doubt.places]
+        away = float(self._deviations(row, nights, state)[of_scope].mean())
+        ratio = doubt.shift * (away - doubt.shift / 2)
+        worth = forecast.worth(one, np.array([float(of_scope.sum())]))[0]
+        ratio /= forecast.noise[row] ** 2 / worth
         ratio /= forecast.correlation(one)[0, 2]
         doubt.evidence += float(np.clip(ratio, -_DOUBT_BOUND, _DOUBT_BOUND))
         doubt.most = max(doubt.most, doubt.evidence)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -193,6 +194,32 @@ def test_a_step_is_found_across_devices() -> None:
     values = [night[0] * offsets[device] for night, device in zip(nights, devices, strict=True)]
     (change,) = detect(History(values, range(68), devices))
     assert 59 <= change.night <= 61
+
+
+@pytest.mark.parametrize(("size", "sick"), [(0.8, ["P2"]), (0.6, ["P2"]), (0.8, ["P0", "P1"])])
+def test_a_loss_of_some_devices_is_told_of_them(size: float, sick: list[str]) -> None:
+    several = []
+    for seed in range(8):
+        nights = noisy([50.0] * 50, sessions=3, seed=seed)
+        for night, device in product(nights[40:], sick):
+            night[int(device[1])] *= size
+        one = history(nights)
+        several.append(replace(one, devices=[f"P{slot}" for _ in nights for slot in range(3)]))
+    for found in detect_all(several):
+        (change,) = found
+        assert (change.night, change.found) == (40, 41)
+        assert sorted(change.devices) == sick
+        assert change.ratio == pytest.approx(size, abs=0.06)
+
+
+def test_a_loss_of_one_device_that_does_not_last_is_refuted() -> None:
+    nights = noisy([50.0] * 60, sessions=3, seed=4)
+    for night in nights[40:43]:
+        night[1] *= 0.9
+    one = replace(history(nights), devices=["a", "b", "c"] * 60)
+    (change,) = detect(one)
+    assert change.devices == ("b",)
+    assert change.refuted is not None
 
 
 def test_values_without_noise_are_watched_for_small_changes() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -118,6 +119,27 @@ def test_phones_have_levels_of_their_own(store: ResultsStore) -> None:
     (cell,) = judge_gate(store, "previous", options=DECODE).cells
     assert cell.verdict is Verdict.REGRESSED
     assert cell.ratio == pytest.approx(0.9, abs=0.005)
+
+
+@pytest.mark.parametrize(("sessions", "verdict"), [(3, "regressed"), (1, "no verdict")])
+def test_one_slow_phone_is_named(store: ResultsStore, sessions: int, verdict: str) -> None:
+    """More sessions of all phones would decide nothing that those of each have not."""
+    for serial, level in (("P1", 20.0), ("P2", 21.0), ("P3", 19.0)):
+        night(store, 0, level, serial=serial, sessions=sessions, noise=0.003)
+        now = 0.8 * level if serial == "P3" else level
+        night(store, 1, now, serial=serial, sessions=sessions, noise=0.003)
+    (cell,) = judge_gate(store, "previous", options=DECODE).cells
+    assert cell.verdict == verdict
+    assert re.search(r"P3 (alone, .*: 19\.\d% worse|-19\.\d%)", cell.reason)
+    assert cell.device == ("P3" if sessions > 1 else None)
+
+
+def test_phones_that_change_alike_are_not_told_apart(store: ResultsStore) -> None:
+    for serial, level in (("P1", 20.0), ("P2", 21.0), ("P3", 19.0)):
+        night(store, 0, level, serial=serial, noise=0.003)
+        night(store, 1, 0.9 * level, serial=serial, noise=0.003)
+    (cell,) = judge_gate(store, "previous", options=DECODE).cells
+    assert (cell.verdict, cell.device) == (Verdict.REGRESSED, None)
 
 
 def test_other_phones_say_nothing(store: ResultsStore) -> None:

@@ -470,3 +470,39 @@ def test_what_was_told_explains_its_like_and_hides_nothing_else(
 def test_an_unknown_alert_is_refused(store: ResultsStore) -> None:
     with pytest.raises(NotStoredError, match="none has that id"):
         alerts.set_state(store, ["abc"], "fixed")
+
+
+@IN_A_FILE
+@pytest.mark.parametrize("nights", [range(20, 24), range(40, 43)])
+def test_a_loss_of_one_phone_is_an_alert_of_that_phone_with_its_build(
+    store: ResultsStore, fill: Fill, nights: range
+) -> None:
+    """The others go on as before, and vote the loss down as one of all."""
+    before: dict[str, object] = {"device__build_fingerprint": "X"}
+    for serial, level in (("P1", 50.0), ("P2", 53.0), ("P3", 48.0)):
+        fill([level] * nights.start, device__serial=serial, **before)
+        build = {"device__build_fingerprint": "Y"} if serial == "P3" else before
+        now = 0.8 * level if serial == "P3" else level
+        fill([now] * len(nights), start=nights.start, device__serial=serial, **build)
+    (alert,) = alerts.review_new(store)
+    assert alert.name.startswith("P3 alone: tiny_llama W8A16")
+    assert alert.ratio == pytest.approx(0.8, abs=0.01)
+    assert alert.note == "build X → Y"
+    assert alert.found_at - alert.began_at < timedelta(days=2)
+    (change,) = decode(store).changes
+    assert change.devices == ("P3",)
+    assert decode(store).differences(change) == ("build X → Y",)
+    fill([48.0] * 4, start=nights.stop, device__serial="P3", **before)
+    fill([50.0] * 4, start=nights.stop, device__serial="P1", **before)
+    assert alerts.review_new(store) == ()
+    assert alerts.list_alerts(store)[0].state == "fixed"
+
+
+@IN_A_FILE
+def test_a_loss_of_all_phones_is_no_loss_of_one(store: ResultsStore, fill: Fill) -> None:
+    for serial, level in (("P1", 50.0), ("P2", 53.0), ("P3", 48.0)):
+        fill([level] * 20 + [0.9 * level] * 3, device__serial=serial)
+    (alert,) = alerts.review_new(store)
+    assert (alert.scope, alert.note) == ("", "")
+    (change,) = decode(store).changes
+    assert (change.night, change.devices) == (20, ())
