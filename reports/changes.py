@@ -164,7 +164,8 @@ def _of_level(series: Series, level: Level, alert: Alert | None) -> ShownChange:
 def _of_last_night(series: Series) -> ShownChange | None:
     """Compare the last night with those before it at the same level."""
     last = len(series.nights) - 1
-    first = max((one.night for one in series.changes if one.night < last), default=0)
+    starts = (*(one.night for one in series.changes if one.night < last), *series.swaps)
+    first = max(starts, default=0)
     past, present = series.nights[max(first, last - MOST_BEFORE) : last], series.nights[last:]
     if not past or any(one.night == last for one in series.changes):
         return None

@@ -88,6 +88,9 @@ def _print_series(series: Series, newest: int) -> None:
     rows = []
     for number, night in enumerate(nights, first):
         change = changes.get(number)
+        notes = [describe_change(series, change)] if change else []
+        if number in series.swaps:
+            notes.append(f"◆ device {series.swaps[number]}: what the code changed here is unknown")
         rows.append(
             Row(
                 [
@@ -98,7 +101,7 @@ def _print_series(series: Series, newest: int) -> None:
                     str(len(night.sessions)),
                     _lane(night.mean, levels[number], low, high),
                 ],
-                [describe_change(series, change)] if change else (),
+                notes,
             )
         )
     unit = series.metric.shown_unit or series.metric.key
@@ -144,6 +147,10 @@ def _to_json(series: Series) -> dict[str, Any]:
         "name": series.name,
         "emulator": series.emulator,
         "nights": [_night_to_json(night) for night in series.nights],
+        "swaps": [
+            {"at": series.nights[night].at, "devices": words}
+            for night, words in series.swaps.items()
+        ],
         "apart": [_night_to_json(night) for night in series.apart],
         "smallest_loss": series.smallest_loss,
         "changes": [_change_to_json(series, change) for change in series.changes],

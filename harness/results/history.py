@@ -241,9 +241,29 @@ class Series:
             next((night for night in since if night.sessions), empty[1]),
         )
 
+    @cached_property
+    def swaps(self) -> Mapping[int, str]:
+        """Nights from which other devices measure than on all nights before, with both in words.
+
+        The levels before and since say nothing of each other.
+        """
+        devices = [tuple(dict.fromkeys(run.device.serial for run in n.runs)) for n in self.nights]
+        last = {serial: number for number, some in enumerate(devices) for serial in some}
+        swaps: dict[int, str] = {}
+        old: tuple[str, ...] = ()
+        reach = -1
+        for number, some in enumerate(devices):
+            if number and reach < number:
+                swaps[number] = f"{', '.join(old)} → {', '.join(some)}"
+                old = ()
+            old = tuple(dict.fromkeys((*old, *some)))
+            reach = max(reach, *(last[serial] for serial in some))
+        return swaps
+
     def levels(self) -> tuple[tuple[int, int, float], ...]:
         """Return first night, last night and median of each stretch between changes."""
-        edges = [0, *(change.night for change in self.changes), len(self.nights)]
+        starts = {0, *(change.night for change in self.changes), *self.swaps}
+        edges = [*sorted(starts), len(self.nights)]
         return tuple(
             (first, end - 1, statistics.median([night.mean for night in self.nights[first:end]]))
             for first, end in pairwise(edges)

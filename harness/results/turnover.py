@@ -72,6 +72,12 @@ def find_turnover(series: Iterable[Series], newest: datetime | None = None) -> t
             starts.remove(successor)
         if successor is not None or one.is_over(newest):
             news.append((one.last, f"{one.name}: no results since {one.last:%Y-%m-%d}{words}"))
+    for group in subjects.values():
+        for night, words in group[0].swaps.items():
+            at = group[0].nights[night].at
+            if newest - at <= NEWS:
+                text = f"{group[0].name}: since {at:%Y-%m-%d} on {words}, whose level is its own"
+                news.append((at, text))
     news += [(one.first, f"{one.name}: first results on {one.first:%Y-%m-%d}") for one in starts]
     return tuple(text for _, text in sorted(news, reverse=True))
 

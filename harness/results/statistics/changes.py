@@ -12,6 +12,8 @@ detection of parameter changes in stochastic systems", IEEE Transactions on Info
 - The density of noise is learned from the series' own residuals (a kernel estimate mixed with
   Student's t), so heavy tails, outliers and a thermal second mode become
   unremarkable where they are usual.
+- Where a new device takes the place of all others, level and offset cannot be told apart: its first
+  nights teach its level, and whatever else began on them is part of it.
 - A change that began `w` nights ago has the statistic `log mean over sizes of
   exp(sum of log-likelihood ratios)`, reduced by the design effect of sessions that share a night
   (L. Kish, "Survey Sampling", 1965), by the uncertainty of the level, and by how much more sums of
@@ -64,6 +66,9 @@ _DRIFT = 0.03
 """Standard deviation of the level's drift in a night, in units of the noise."""
 _OFFSET_SD = 0.05
 """Of devices of one model, about their mean."""
+_SWAPPED, _INTRODUCED = 2, 4
+"""Nights of new devices only from which these have taken the place of the others; nights until they
+are known, of which none can be told from a change of level."""
 _JUMP_SD = 0.3
 """Of the level at a change, at least."""
 _MEMORY = 150
@@ -274,6 +279,10 @@ class _Forecast:
         self.covariance = np.zeros((series, states, states))
         diagonal = np.arange(states)
         self.covariance[:, diagonal, diagonal] = _OFFSET_SD**2
+        # Of a later device nothing is known: units can be as far apart as levels are.
+        for place in range(1, states):
+            is_early = (self.present & (table.devices == place - 1))[:, :MIN_NIGHTS].any((1, 2))
+            self.covariance[~is_early, place, place] = _JUMP_SD**2
         self.covariance[:, 0, 0] = np.where(alone, 0, _OFFSET_SD**2) + self.noise**2
         self.residuals = np.full((series, _MEMORY), np.nan)
         self.count = np.zeros(series, np.int64)
@@ -507,6 +516,11 @@ class _Watch:
         self.began = np.zeros(len(histories), np.int64)  # the first night at the present level
         self.found: list[list[Change]] = [[] for _ in histories]
         self.doubts: dict[int, _Doubt] = {}
+        self.new = np.zeros(len(histories), np.int64)  # latest nights of devices that are new
+        self.last_night = np.full((len(histories), most), -1)
+        early = table.devices[:, :MIN_NIGHTS, :, None] == np.arange(most)
+        early &= table.present[:, :MIN_NIGHTS, :, None]
+        self.nights_of = np.where(early.any((1, 2)), _INTRODUCED, 0)
         self.margins = np.zeros(len(histories))  # that refuted changes have added to thresholds
 
     def run(self) -> list[SeriesJudgement]:
@@ -521,6 +535,7 @@ class _Watch:
             lag = np.clip((night - self.began) // 3, _SHORTEST, WINDOW)
             while (late := rows[(night - self.next >= lag)[rows]]).size:
                 self._take_in(late)
+            self._introduce(rows, night)
             for row in list(self.doubts):
                 if self.lengths[row] > night:
                     self._doubt(row, night)
@@ -542,6 +557,21 @@ class _Watch:
                 self.found, self._smallest_losses(), self.lengths, strict=True
             )
         ]
+
+    def _introduce(self, rows: Ints, night: int) -> None:
+        """Take in nights on which devices measure that have just taken the place of all others."""
+        present, devices = self.table.present[rows, night], self.table.devices[rows, night]
+        known = np.take_along_axis(self.nights_of[rows], devices, 1) >= _INTRODUCED
+        is_new = present.any(1) & ~(known & present).any(1)
+        self.new[rows] = np.where(is_new, self.new[rows] + 1, 0)
+        for slot in range(present.shape[1]):
+            here = np.flatnonzero(present[:, slot])
+            self.last_night[rows[here], devices[here, slot]] = night
+        self.nights_of[rows] += self.last_night[rows] == night
+        for row in rows[self.new[rows] >= _SWAPPED]:
+            self.began[row] = night
+            while self.next[row] <= night:
+                self._take_in(np.array([row]))
 
     def _take_in(self, rows: Ints) -> None:
         self.forecast.take_in(rows, self.next[rows])

@@ -187,6 +187,16 @@ def test_the_offset_of_a_new_device_is_no_change() -> None:
     assert detect(History(values, range(60), devices)) == ()
 
 
+@pytest.mark.parametrize("gap", [0.85, 0.92, 1.08])
+def test_another_phone_in_the_place_of_the_first_is_no_change(gap: float) -> None:
+    told = [
+        len(detect(replace(history(nights), devices=["old"] * 80 + ["new"] * 60)))
+        for seed in range(8)
+        for nights in [noisy([50.0] * 40 + [50.0 * gap] * 30, seed=seed)]
+    ]
+    assert sum(told) <= 1
+
+
 def test_a_step_is_found_across_devices() -> None:
     nights = noisy([50.0] * 60 + [46.0] * 8, sessions=1, seed=1)
     devices = ["a", "b", "c", "b"] * 17

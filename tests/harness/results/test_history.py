@@ -506,3 +506,27 @@ def test_a_loss_of_all_phones_is_no_loss_of_one(store: ResultsStore, fill: Fill)
     assert (alert.scope, alert.note) == ("", "")
     (change,) = decode(store).changes
     assert (change.night, change.devices) == (20, ())
+
+
+@IN_A_FILE
+def test_a_swapped_phone_is_named_and_is_no_loss(store: ResultsStore, fill: Fill) -> None:
+    """With one phone, its level cannot be told from that of the code; later losses can."""
+    fill([50.0] * 20, device__serial="P1")
+    fill([46.0] * 12, start=20, device__serial="P2")
+    series = decode(store)
+    assert (series.changes, series.swaps) == ((), {20: "P1 → P2"})
+    assert [level[:2] for level in series.levels()] == [(0, 19), (20, 31)]
+    assert find_turnover([series])[0].endswith(
+        "since 2026-01-21 on P1 → P2, whose level is its own"
+    )
+    fill([42.0] * 3, start=32, device__serial="P2")
+    (change,) = decode(store).changes
+    assert (change.night, change.is_loss) == (32, True)
+    assert change.ratio == pytest.approx(42 / 46, abs=0.01)
+
+
+@IN_A_FILE
+def test_phones_that_take_turns_are_not_swapped(store: ResultsStore, fill: Fill) -> None:
+    for night in range(12):
+        fill([50.0], start=night, device__serial=f"P{night % 3}")
+    assert decode(store).swaps == {}
