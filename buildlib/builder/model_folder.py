@@ -13,13 +13,13 @@ from safetensors.numpy import load_file, save_file
 
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, GENERATION_FILE, MODEL_FILE, TOKENIZER_FILE
-from buildlib.checkpoint.tokenizer import text_windows
+from buildlib.checkpoint.tokenizer import load_tokenizer, text_windows
 from buildlib.container.manifest import LossRecord
 from buildlib.errors import InvalidOptionError, LossTooLargeError, ModelWarning
 from buildlib.files import atomic_write_bytes
 from buildlib.graph import interface
 from buildlib.graph.files import link_into, load_model
-from buildlib.quantize.calibration import Range, window_count, window_length
+from buildlib.quantize.calibration import Range, beginnings, window_count, window_length
 from buildlib.quantize.optimization import technique_windows
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.sensitivity.loss import LARGE_LOSS
@@ -130,7 +130,7 @@ def calibration_windows(
     Args:
         model_folder: with its tokenizer.
         text: none gives no windows.
-        tokens: of it that calibrate; None for as many as are usual.
+        tokens: of it that calibrate; None for as many as are usual, and beginnings of texts.
         quantization: its techniques decide length and number; by default calibration does.
     """
     shape = interface.model_shape(load_model(model_folder / MODEL_FILE))
@@ -141,7 +141,14 @@ def calibration_windows(
     if quantization is None:
         length = window_length(shape, tokens)
         count = window_count(length, tokens)
-        return text_windows(tokenizer, text, length, config.bos_token_id, count)
+        windows = text_windows(tokenizer, text, length, config.bos_token_id, count)
+        if tokens is not None:
+            return windows
+        encoder = load_tokenizer(tokenizer)
+        ids = encoder.encode(text, add_special_tokens=False).ids
+        added = encoder.get_added_tokens_decoder().items()
+        special = frozenset(number for number, token in added if token.special)
+        return [*windows, *beginnings(windows, ids, special, config.bos_token_id, shape.ar)]
     length, count = technique_windows(
         window_length(shape),
         quantization.weight_techniques,

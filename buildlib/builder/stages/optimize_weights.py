@@ -75,7 +75,8 @@ class OptimizeWeights(CachedStage):
         calibrating = windows = calibration_windows(source, text, tokens)
         if self.quantization.weight_techniques:
             windows = calibration_windows(source, text, quantization=self.quantization)
-        if all(window in windows for window in calibrating):
+        long = [window for window in calibrating if len(window) == len(calibrating[0])]
+        if all(window in windows for window in long):
             windows = [*calibrating, *(each for each in windows if each not in calibrating)]
         else:
             calibrating = []

@@ -21,6 +21,7 @@ from buildlib.numerics.runners import Arrays, OnnxRunner
 from buildlib.numerics.segment_loop import SegmentLoop
 from buildlib.quantize.calibration import (
     RangeObserver,
+    beginnings,
     instrument_ranges,
     observe_ranges,
     window_count,
@@ -161,6 +162,24 @@ def test_windows_are_as_long_as_the_context_up_to_2048_tokens(
 ) -> None:
     assert window_length(GraphShape(ar, cl)) == length
     assert window_count(length) == count
+
+
+def test_short_windows_begin_as_chats_and_texts_do() -> None:
+    """A chat begins with the first special token of the text; turns within it are no beginning."""
+    mark, end, text = 5000, 5001, list(range(2000))
+    for place in (400, 1200):
+        text[place : place + 12 : 4] = [mark, end, mark]
+    special = frozenset({mark, end})
+    windows = beginnings([text[:1024]], text, special, None, 32)
+    assert [window[0] for window in windows[:2]] == [mark] * 2
+    assert [window[1] for window in windows[:2]] == [401, 1201]
+    assert [window[0] for window in windows[2:]] == [187, 561, 936, 1310, 1684]
+    assert {len(window) for window in windows} == {128}
+    assert [window[:2] for window in beginnings([text[:1024]], text, special, 7, 256)] == [
+        [7, mark],
+        [7, mark],
+    ]
+    assert beginnings([text[:256]] * 8, text[:400], special, None, 32) == []
 
 
 @pytest.mark.parametrize(
