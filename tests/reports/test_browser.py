@@ -49,6 +49,9 @@ def load(browser: Chrome, make_store: MakeStore, tmp_path: Path) -> Load:
         for log in ("browser", "performance"):
             browser.get_log(log)  # type: ignore[no-untyped-call]
         browser.get(path.as_uri())
+        # On a busy machine it has come back with a part of a page.
+        loaded = "return document.readyState === 'complete' && location.href === arguments[0]"
+        WebDriverWait(browser, 60).until(lambda b: b.execute_script(loaded, path.as_uri()))
         return path.as_uri()
 
     return write_and_open

@@ -96,7 +96,7 @@ def test_techniques_of_their_own_stage_take_the_bits_of_the_recipe(make_recipe: 
         stages = {
             "model_loader": {},
             "quantization_opt": {"techniques": ["gptq"]},
-            "quantization": {"recipe_name": name},
+            "quantization": {"recipe_name": name, "options": {"calibration_tokens": 96}},
         }
         pipe = LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages))
         pipe.construct(until="quantization")
