@@ -11,6 +11,7 @@ from buildlib.quantize.options import QuantizationOptions
 _HEAD_BITS = 8
 INPUT_STEP = 32
 """Must divide the inputs of a weight in blocks: HTP computes wrong numbers (seen with QNN 2.51)."""
+_FATAL_BLOCK, _TILE, _FEW = 64, 384, 5
 _LPBQ_BITS = 4
 _PREFIX = "quantization."
 BLOCK_KEY = f"{_PREFIX}lpbq_block_size"
@@ -22,6 +23,18 @@ _ALLOWED_BITS = {
     "param_bitwidth": (4, 8),
     "kv_bitwidth": (8, 16, None),
 }
+
+
+def kills_emulator(inputs: int, block_size: int) -> bool:
+    """Return whether the HTP emulator dies of a weight in blocks, with signal 11.
+
+    Of QNN 2.51 it does where blocks of 64 are dealt evenly to tiles of up to 384 inputs, and one of
+    several tiles gets fewer than 5: at 448, 512, 576, 832, 896 and 1216 inputs. So it did at all 36
+    widths from 128 to 3072 that were tried, whatever the outputs and tokens; blocks of 32, 96, 128
+    and 224 ran.
+    """
+    tiles = -(-inputs // _TILE)
+    return block_size == _FATAL_BLOCK and tiles > 1 and inputs // block_size // tiles < _FEW
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,8 @@ class Bitwidths:
             last that matches decides.
         activation_precision: the same of activations; values that share a grid have the bits of the
             first of them, by name, that a pattern matches.
-        input_step: must divide the inputs of weights in blocks, as the compiler from PyPI needs it.
+        input_step: must divide the inputs of weights in blocks, as the compiler from PyPI needs it;
+            1 for mllm's, which is not held to the emulator either.
     """
 
     act_bitwidth: int = 16

@@ -11,7 +11,7 @@ from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import EncodingsError
 from buildlib.graph import interface
 from buildlib.graph.values import is_parameter, is_real, source_of, static_shape
-from buildlib.quantize.bitwidths import INPUT_STEP
+from buildlib.quantize.bitwidths import INPUT_STEP, kills_emulator
 
 LAYOUT_OPS = frozenset(
     {
@@ -288,6 +288,9 @@ def _check_blocks(grid: Grid | None, source: ir.Value, axis: int) -> None:
     if len(shape) != 2 or shape[1 - axis] % INPUT_STEP:
         reason = f"LPBQ of a weight of shape {list(shape)}: {INPUT_STEP} must divide the inputs"
         raise EncodingsError(str(source.name), reason)
+    if kills_emulator(shape[1 - axis], grid.block_size):
+        reason = f"the HTP emulator dies of {shape[1 - axis]} inputs in blocks of {grid.block_size}"
+        raise EncodingsError(str(source.name), f"{reason}; take 32")
 
 
 def _check_axis(first: int, axis: int, name: str) -> None:

@@ -23,7 +23,7 @@ from buildlib.errors import EncodingsError, InvalidOptionError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.values import static_shape
-from buildlib.quantize.bitwidths import BLOCK_KEY, Bitwidths, WeightFormat
+from buildlib.quantize.bitwidths import BLOCK_KEY, Bitwidths, WeightFormat, kills_emulator
 from buildlib.quantize.calibration import (
     Range,
     fixed_ranges,
@@ -216,16 +216,19 @@ def weight_format(use: ParameterUse, bits: Bitwidths, *, head: bool = False) -> 
         return fmt
     inputs = math.prod(shape) // shape[axis]
     step = next((step for step in (bits.input_step, fmt.block_size) if inputs % step), None)
-    if step is None and len(shape) == 2:
+    fatal = bits.input_step > 1 and kills_emulator(inputs, fmt.block_size)
+    if step is None and len(shape) == 2 and not fatal:
         return fmt
     if bits.blocks_where_they_fit:
         return WeightFormat(fmt.bits)
-    why = f"which {step} does not divide" if step else f"in {len(shape)} dimensions"
-    reason = (
-        f"{use.name} has {inputs} inputs, {why}, and the compiler gets such LPBQ wrong; "
-        "without this option it has a scale for each output channel"
-    )
-    raise InvalidOptionError(BLOCK_KEY, reason, ())
+    reason = f"{use.name} has {inputs} inputs"
+    if step is None and fatal:
+        reason += ", and the HTP emulator dies of so many in blocks of 64; take 32"
+    else:
+        reason += f", which {step} does not divide" if step else f" in {len(shape)} dimensions"
+        reason += ", and the compiler gets such LPBQ wrong"
+    otherwise = "without this option it has a scale for each output channel"
+    raise InvalidOptionError(BLOCK_KEY, f"{reason}; {otherwise}", ())
 
 
 class _EncodingBuilder:

@@ -14,6 +14,7 @@ from buildlib.errors import EncodingsError
 from buildlib.numerics.divergence import sqnr_db
 from buildlib.numerics.emulator import EmulatorProcess
 from buildlib.numerics.runners import OnnxRunner
+from buildlib.quantize.bitwidths import kills_emulator
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.weight_grids import lpbq_encoding, per_channel_encoding
 from buildlib.targets import parse_target
@@ -115,10 +116,18 @@ def quantized_product(folder: Path, width: int, block: int, **changes: object) -
 BY_BLOCK = {"enc_type": "PER_BLOCK", "bw": 4, "compressed_bw": None, "per_block_int_scale": b""}
 
 
+def test_blocks_of_64_that_the_emulator_survives() -> None:
+    """All widths of up to 32 such blocks were tried, on QNN 2.51."""
+    fatal = [count for count in range(2, 33) if kills_emulator(64 * count, 64)]
+    assert fatal == [7, 8, 9, 13, 14, 19]
+    assert not any(kills_emulator(896, block) for block in (16, 32, 128, 224))
+
+
 @pytest.mark.parametrize(
     ("width", "block", "changes", "said"),
     [
         (144, 16, {}, r"w: LPBQ .* 32 must divide the inputs"),  # HTP computes it wrongly
+        (896, 64, {}, "w: the HTP emulator dies of 896 inputs in blocks of 64; take 32"),
         (144, 16, BY_BLOCK, "w: PER_BLOCK, which HTP cannot compile"),
         (128, BLOCK, {"axis": 1}, "channels along axis 1, where"),
         (128, BLOCK, {"block_size": 64}, "4 blocks of 64|96 channels, 384 blocks of 64"),

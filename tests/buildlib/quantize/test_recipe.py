@@ -141,6 +141,14 @@ def test_weights_are_in_blocks_where_their_inputs_are_whole_ones(
     asked = QuantizationOptions(param_bitwidth=4, lpbq_block_size=32)
     with pytest.raises(InvalidOptionError, match=r"down_proj.* 112 inputs, which 32 does not"):
         check_blocks(matrix_uses(graph), (), Bitwidths.from_options(asked))
+    wide = make_checkpoint(tmp_path / "wide", **{**sizes, "intermediate_size": 448})
+    (tmp_path / "64").mkdir()
+    graph = load_model(
+        export_onnx(Checkpoint.load(wide), GraphShape(16, 96), tmp_path / "64")
+    ).graph
+    asked = QuantizationOptions(param_bitwidth=4, lpbq_block_size=64)
+    with pytest.raises(InvalidOptionError, match=r"down_proj.* 448 inputs, .*emulator dies.* 32"):
+        check_blocks(matrix_uses(graph), (), Bitwidths.from_options(asked))
 
 
 @pytest.mark.parametrize("key", ["act_bitwidth", "bias_bitwidth", "param_bitwidth", "kv_bitwidth"])
