@@ -175,11 +175,12 @@ class TokenClock:
         return True
 
     def json(self) -> str:
-        """Return the query's status, and its times in seconds since it began."""
+        """Return the query's status, and its times in seconds since it and the process began."""
         return json.dumps(
             {
                 "format": 1,
                 "init_s": self.init_s,
+                "began_s": max(0.0, self._began - genie_trace.process_start_us() / 1e6),
                 "status": self.status,
                 "pieces": [round(moment, 6) for moment in self.pieces],
             }

@@ -140,6 +140,7 @@ sample_loop() {
   pending='' next_second=0 members='' found=''
   find_uptime
   due=$now
+  tell_battery status
   while [ -z "$reason" ]; do
     sample_once
     [ -z "$reason" ] || break
@@ -156,8 +157,18 @@ sample_loop() {
     [ "$now" -le "$max_cs" ] || reason=deadline
     [ "$bytes" -le "$max_bytes" ] || reason=full
   done
+  tell_battery status
   find_cpu
   echo "qnnfarm-telemetry end=$reason samples=$lines cpu_ticks=$cpu elapsed_cs=$now"
+}
+
+tell_battery() { # WORD...
+  for word; do
+    [ -n "$battery" ] && [ -e "$battery/$word" ] || continue
+    value=''
+    read -r value <"$battery/$word" || [ -n "$value" ] || echo "denied $battery/$word"
+    [ "${#value}" -gt 60 ] || echo "battery $word $value"
+  done
 }
 
 # Everything once, with what is said of the battery in words.
@@ -169,12 +180,7 @@ tell_once() {
     line="$line ${value:--}"
   done
   echo "$line"
-  for word in capacity temp status health; do
-    [ -n "$battery" ] && [ -e "$battery/$word" ] || continue
-    value=''
-    read -r value <"$battery/$word" || [ -n "$value" ] || echo "denied $battery/$word"
-    [ "${#value}" -gt 60 ] || echo "battery $word $value"
-  done
+  tell_battery capacity temp status health
   echo 'qnnfarm-telemetry end=once samples=1 cpu_ticks=0 elapsed_cs=0'
 }
 

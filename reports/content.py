@@ -127,7 +127,6 @@ class Section:
 
     Attributes:
         key: its kind, also its name for anchors.
-        energy: joules of the battery per generated token, by run, where it was measured.
     """
 
     key: Kind
@@ -136,13 +135,6 @@ class Section:
     tasks: tuple[TaskRow, ...]
     comparisons: tuple[ComparisonGroup, ...]
     changes: tuple[ShownChange, ...] = ()
-    energy: Mapping[str, float] = field(default_factory=dict)
-
-    def energy_of(self, row: SummaryRow) -> float | None:
-        """Return the battery energy per generated token of a row's newest run that has one."""
-        return next(
-            (self.energy[run.id] for run in reversed(row.runs) if run.id in self.energy), None
-        )
 
     @property
     def speed_metrics(self) -> tuple[Metric, ...]:

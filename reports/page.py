@@ -25,7 +25,7 @@ from reports.figures import Figure
 from reports.headline import RECENT, Headline, judge_page
 from reports.history import find_present, find_runs_before, group_series
 from reports.summary import FailureGroup
-from reports.timeline import energy_per_token, timeline_figure, trace_address
+from reports.timeline import timeline_figure, trace_address
 
 MOST_NAMES = 3
 MOST_TIMELINES = 24
@@ -278,12 +278,6 @@ def _section(
         summary.task_rows(now, present),
         find_comparisons(here, results.comparisons),
         tuple(one for one in changes if _kind(one.series.newest) == key),
-        {
-            run.id: joules
-            for run in now
-            for joules in [energy_per_token(run, results.telemetry.get(run.id, ()))]
-            if joules is not None
-        },
     )
 
 

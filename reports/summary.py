@@ -21,6 +21,7 @@ from harness.results.metrics import (
     STEP_METRICS,
     Metric,
     Stats,
+    Use,
     find_metric,
     remark_on,
 )
@@ -381,7 +382,8 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]
         stats = summarise_sessions(sessions)
         if stats is not None:
             cells[name] = SummaryCell(metric, stats, grade_runs(runs, name))
-        by_metric += [(metric, remark) for remark in remark_on(sessions, on_spread=steady)]
+        if Use.SESSION not in metric.use:
+            by_metric += [(metric, remark) for remark in remark_on(sessions, on_spread=steady)]
     remarks = [*left_out, *_joined(by_metric), *_workload_remarks(subject, runs)]
     remarks += [words for key in LEADING_METRICS if key in cells for words in _by_device(runs, key)]
     output = _output(runs, perplexity)

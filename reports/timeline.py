@@ -1,13 +1,11 @@
-"""Drawing of a run's time line, its trace to download, and its energy."""
+"""Drawing of a run's time line, and its trace to download."""
 
 import base64
 import gzip
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from harness.results.records import RepetitionTelemetry, Run
 from harness.results.timeline import (
     EVEN,
     Counter,
@@ -15,8 +13,6 @@ from harness.results.timeline import (
     Timeline,
     thin,
     to_trace,
-    values_of,
-    with_power,
 )
 from reports.figures import Column, Figure, Samples, Spec, Value, quantity
 
@@ -42,25 +38,6 @@ _KINDS = (
     _Kind("Memory, MiB", ("rss_bytes", "rss_anon_bytes", "rss_file_bytes"), 2.0**-20),
     _Kind("Battery power, W", ("battery_w",)),
 )
-
-
-def energy_per_token(run: Run, telemetry: Sequence[RepetitionTelemetry]) -> float | None:
-    """Return the battery energy of the measured repetitions per generated token, in joules.
-
-    It is that of the whole phone, from the start of a runner to its end, by the trapezoidal rule.
-    """
-    joules, tokens = 0.0, 0.0
-    for one in telemetry:
-        power = next((s for s in with_power(one.series) if s.channel == "battery_w"), None)
-        generated_tokens = values_of(run, is_warmup=one.is_warmup, repetition=one.repetition).get(
-            "generated_tokens", 0.0
-        )
-        if power is None or one.is_warmup or not generated_tokens:
-            continue
-        samples = [(t, v) for t, v in zip(power.t_s, power.values, strict=True) if v is not None]
-        joules += sum((t1 - t0) * (v0 + v1) / 2 for (t0, v0), (t1, v1) in pairwise(samples))
-        tokens += generated_tokens
-    return joules / tokens if joules and tokens else None
 
 
 def timeline_figure(timeline: Timeline) -> Figure | None:

@@ -20,7 +20,8 @@ def with_error(key: str, values: Mapping[str, float]) -> str:
 
 def in_words(values: Mapping[str, float]) -> str:
     """List values by metric, each with its label and its unit."""
-    return ", ".join(f"{METRICS[key].label.lower()} {with_error(key, values)}" for key in values)
+    keys = [key for key in values if key.removesuffix("_error") == key or key[:-6] not in values]
+    return ", ".join(f"{METRICS[key].label.lower()} {with_error(key, values)}" for key in keys)
 
 
 def print_from(session: Session, words: str) -> None:

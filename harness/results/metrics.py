@@ -15,7 +15,7 @@ standard deviation is theirs.
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Flag, StrEnum, auto
 from functools import partial
 from types import MappingProxyType
@@ -64,6 +64,7 @@ class Use(Flag):
         SPEED, STEP, TASK: a column of a report's summary, of its decode steps, of its tasks.
         EXPECTED: of a model that generates text, so that a gap in its column says something.
         BRIEF: part of a result in one line.
+        SESSION: one value for all repetitions of a session.
     """
 
     LEADING = auto()
@@ -75,6 +76,7 @@ class Use(Flag):
     TASK = auto()
     EXPECTED = auto()
     BRIEF = auto()
+    SESSION = auto()
 
 
 _NO_USE = Use(0)
@@ -138,6 +140,11 @@ class Metric:
         return ratio - 1 if self.direction is Direction.HIGHER else 1 - ratio
 
     @property
+    def name(self) -> str:
+        """The key without its unit: `ttft`, `decode`."""
+        return self.key.removesuffix("_" + self.unit.lower().replace("/", "_per_"))
+
+    @property
     def legal_range(self) -> str:
         """The legal values in words."""
         kind = "a whole number" if self.integral else "a number"
@@ -180,7 +187,7 @@ def find_metric(key: str) -> Metric:
 
 
 def find_key(text: str, known: Collection[str] | None = None) -> str:
-    """Find the key of a metric by its beginning: `decode` is `decode_tokens_per_s`.
+    """Find the key of a metric by its name or its beginning: `decode` is `decode_tokens_per_s`.
 
     Args:
         known: the keys among which it is; by default all.
@@ -192,6 +199,7 @@ def find_key(text: str, known: Collection[str] | None = None) -> str:
     matches = [key for key in keys if text and key.startswith(text)]
     if text in keys:
         return text
+    matches = [key for key in matches if METRICS[key].name == text] or matches
     if len(matches) != 1:
         raise unknown_metric(text, matches or keys)
     return matches[0]
@@ -206,6 +214,10 @@ _bytes = partial(
     Metric, unit="bytes", direction=_LOWER, shown_unit="MiB", scale=1 / _MIB, decimals=1,
     maximum=_MAX_BYTES, integral=True,
 )  # fmt: skip
+_energy = partial(
+    Metric, use=_COMPARED | _GATED, unit="J/token", direction=_LOWER, shown_unit="mJ/token",
+    scale=1000.0, decimals=1, maximum=1e6, positive=True, rank=8,
+)  # fmt: skip
 _share = partial(Metric, direction=_HIGHER, shown_unit="%", scale=100.0, decimals=1, maximum=1.0)
 # exp of a mean negative log-likelihood, which is never below 0.
 _perplexity = partial(Metric, direction=_LOWER, decimals=3, minimum=1.0, maximum=1e12)
@@ -219,15 +231,20 @@ def _count(key: str, label: str, about: str) -> Metric:
     )  # fmt: skip
 
 
+def _with_error(metric: Metric, by: str = "") -> tuple[Metric, Metric]:
+    """Return a metric and its standard error."""
+    label = f"Standard error of {metric.label[0].lower()}{metric.label[1:]}"
+    about = f"its standard error{by}"
+    return metric, replace(
+        metric, key=f"{metric.key}_error", label=label, about=about, use=_NO_USE,
+        direction=_NEITHER, rank=0, positive=False,
+    )  # fmt: skip
+
+
 def _shares(
     key: str, label: str, about: str, use: Use = Use.TASK, by: str = ""
 ) -> tuple[Metric, Metric]:
-    """Return a share and its standard error."""
-    error = f"Standard error of {label[0].lower()}{label[1:]}"
-    return (
-        _share(key, label, about, use),
-        _share(f"{key}_error", error, f"its standard error{by}", direction=_NEITHER),
-    )
+    return _with_error(_share(key, label, about, use), by)
 
 
 _LEADING = Use.LEADING | Use.GATED | Use.BRIEF | _EXPECTED
@@ -239,6 +256,19 @@ _DECLARED = (
         "after the first", _LEADING),
     _milliseconds("ttft_s", "Time to first token", "`time-to-first-token`; shown in ms", _EXPECTED,
         short="TTFT", rank=2),
+    _milliseconds("itl_p50_s", "Between tokens, median", "inter-token latency: time from one token "
+        "to the next by the runner's token callback, the median of a repetition of 21 tokens or "
+        "more; those of a speculating dialog come in bursts", positive=False),
+    _milliseconds("itl_p95_s", "Between tokens, p95", "its 95th percentile", _COMPARED,
+        short="ITL p95", rank=8, positive=False),
+    _milliseconds("itl_p99_s", "Between tokens, p99", "its 99th percentile, of 101 tokens or more",
+        _COMPARED, short="ITL p99", rank=8, positive=False),
+    _milliseconds("ttft_p50_s", "TTFT, median", "of the measured repetitions of a session, of 20 "
+        "or more", Use.SESSION),
+    _milliseconds("ttft_p95_s", "TTFT, p95", "their 95th percentile", _COMPARED | Use.SESSION,
+        rank=8),
+    _milliseconds("ttft_p99_s", "TTFT, p99", "their 99th percentile, of 100 or more",
+        _COMPARED | Use.SESSION, rank=8),
     _rate("total_tokens_per_s", "Prompt and answer",
         "of prompt and answer together (llama-bench's `-pg`)"),
     _seconds("init_s", "Init", "`init-time`: creating the dialog, in a fresh process each "
@@ -275,6 +305,11 @@ _DECLARED = (
         "pages of mapped files and of shared memory", positive=True),
     _bytes("inference_peak_bytes", "Peak memory of inference",
         "peak memory of a call, by the tool's own measure; of imported runs", Use.JUDGED),
+    *_with_error(_energy("prefill_energy_j_per_token", "Prefill energy", "energy of the whole "
+        "phone from its battery for each token of the prompt, see "
+        "[telemetry.md](telemetry.md#energy)")),
+    *_with_error(_energy("decode_energy_j_per_token", "Decode energy",
+        "likewise, for each token after the first")),
     _perplexity("perplexity", "Perplexity on device", "on the device, see below",
         Use.GATED | Use.JUDGED | Use.BRIEF, short="Perplexity\non device", rank=1),
     Metric("perplexity_error", "Standard error of perplexity",

@@ -17,7 +17,8 @@ from typing import Any
 from buildlib.files import atomic_write_bytes
 from harness.console import visible
 from harness.errors import ArtifactError, HostFileError
-from harness.results.records import RepetitionTelemetry, Run, TelemetrySeries
+from harness.results.derived import find_power
+from harness.results.records import RepetitionTelemetry, Run
 from harness.results.store import ResultsStore
 
 MOST_TRACED = 4000
@@ -216,12 +217,14 @@ def build_timeline(
         end = push_s[0] + _GAP_S
     for index in range(max(len(keys), len(processes))):
         is_warmup, number = keys[index] if index < len(keys) else (False, index)
-        series = with_power(sampled.get((is_warmup, number), ()))
+        series = sampled.get((is_warmup, number), ())
+        power = find_power(series)
+        series = series if power is None else (*series, power)
         part = f"{'warm-up' if is_warmup else _noun(run)} {number + 1}"
         events = processes[index].events if index < len(processes) else ()
         moments = [t for one in series for t in (one.t_s[:1] + one.t_s[-1:])]
         start = end - min([0.0, *moments])
-        values = values_of(run, is_warmup=is_warmup, repetition=number)
+        values = _values_of(run, is_warmup=is_warmup, repetition=number)
         phases = list(_traced_phases(events, start, part) or _phases(values, start, part))
         traced += (replace(event, start_s=start + event.start_s) for event in events)
         length = max([*moments, *(s.start_s + s.seconds - start for s in phases), 0.0])
@@ -246,29 +249,13 @@ def _noun(run: Run) -> str:
     return "window" if run.kind == "perplexity" and not in_one_process else "repetition"
 
 
-def values_of(run: Run, *, is_warmup: bool, repetition: int) -> dict[str, float]:
+def _values_of(run: Run, *, is_warmup: bool, repetition: int) -> dict[str, float]:
     """Return the values of one repetition by metric."""
     return {
         m.metric: m.value
         for m in run.measurements
         if m.is_warmup == is_warmup and m.repetition == repetition
     }
-
-
-def with_power(series: Sequence[TelemetrySeries]) -> tuple[TelemetrySeries, ...]:
-    """Add power, if current and voltage were sampled together.
-
-    Makers disagree on the sign of a current, so only its size counts.
-    """
-    channels = {one.channel: one for one in series}
-    current, voltage = channels.get("battery_a"), channels.get("battery_v")
-    if current is None or voltage is None or current.t_s != voltage.t_s:
-        return tuple(series)
-    power = tuple(
-        None if a is None or v is None else abs(a * v)
-        for a, v in zip(current.values, voltage.values, strict=True)
-    )
-    return (*series, TelemetrySeries("battery_w", "W", current.t_s, power))
 
 
 def _phases(values: Mapping[str, float], start: float, part: str) -> Iterator[Span]:

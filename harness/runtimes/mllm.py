@@ -22,6 +22,7 @@ from harness.deploy.deployment import DeployFile
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
+from harness.results.derived import measure_energy
 from harness.runtimes.base import (
     EarlyEnd,
     GenerationRequest,
@@ -184,7 +185,7 @@ class MllmDialog(MllmRuntime):
         reason = "an end-of-sequence token" if end else "the context ended"
         return GenerationResult(
             text.removesuffix(end) if end else text,
-            metrics | outcome.memory,
+            metrics | measure_energy(metrics, samples.series) | outcome.memory,
             samples.series,
             clocked=frozenset(metrics) - {"prompt_tokens", "generated_tokens"},
             early_end=EarlyEnd(count, most, reason) if count < most else None,

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from harness.results.derived import DISCHARGING
 from harness.results.records import TelemetrySeries
 from harness.telemetry.units import parse_value, unit_of
 
@@ -23,6 +24,7 @@ _END = re.compile(
     r"qnnfarm-telemetry end=([a-z]{1,20}) samples=([0-9]{1,9}) cpu_ticks=([0-9]{1,9})"
     r" elapsed_cs=(-?[0-9]{1,9})"
 )
+_DISCHARGES = {"Discharging": 1.0, "Charging": 0.0, "Full": 0.0, "Not charging": 0.0}
 
 Unreadable = Literal["denied", "silent"]
 
@@ -88,6 +90,7 @@ class _Reader:
         self._samples: dict[int, tuple[list[float], list[float | None]]] = {}
         self._unreadable: dict[Unreadable, list[str]] = {"denied": [], "silent": []}
         self._battery: dict[str, str] = {}
+        self._states: list[tuple[float, float | None]] = []
         self._forks = False
         self._end = ""
         self._cpu_share: float | None = None
@@ -113,6 +116,9 @@ class _Reader:
                 self._unreadable[kind].append(match[2])
         elif match := _BATTERY.fullmatch(line):
             self._battery[match[1]] = match[2].strip()
+            if match[1] == "status":
+                at = max(0, self._latest, *(round(100 * t) for t, _ in self._states)) / 100
+                self._states.append((at, _DISCHARGES.get(match[2].strip())))
         elif match := _END.fullmatch(line):
             self._end = match[1]
             elapsed_s = int(match[4]) / 100
@@ -178,3 +184,5 @@ class _Reader:
             unit = unit_of(channel.name)
             if unit is not None and any(value is not None for value in values):
                 yield TelemetrySeries(channel.name, unit, tuple(times), tuple(values))
+        if self._states and self._samples:
+            yield TelemetrySeries(DISCHARGING, "", *zip(*self._states, strict=True))

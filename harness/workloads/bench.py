@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from harness.errors import RuntimeOutputError, WrongUseError
+from harness.results.derived import find_charge_fault, find_tails
 from harness.results.identity import SHORTEST_PROMPT
 from harness.results.metrics import LEADING_METRICS
 from harness.results.perplexity import PerplexityBound
@@ -278,7 +279,7 @@ def _repeat(
     expectations: Sequence[Expectation] | None,
 ) -> None:
     """Store repetitions as they come; of those without a text, there are no expectations."""
-    steadiness, throttled = _Steadiness(bench), False
+    steadiness, throttled, firsts = _Steadiness(bench), False, list[float]()
     for number, result in enumerate(results):
         is_warmup = bench.warmup == "auto" or number < bench.warmup
         repetition = number if bench.warmup == "auto" or is_warmup else number - bench.warmup
@@ -294,6 +295,10 @@ def _repeat(
             clocked=result.clocked,
         )
         recorder.add_telemetry(result.telemetry, repetition=repetition, is_warmup=is_warmup)
+        firsts += [result.metrics["ttft_s"]] if "ttft_s" in result.metrics else []
+        fault = find_charge_fault(result.telemetry) if number == 0 else ""
+        if fault:
+            recorder.add_conditions([{"name": "energy", "outcome": "unavailable", "reason": fault}])
         if not throttled:
             throttled = _record_throttling(recorder, number, result.telemetry)
         steadiness.add(result.metrics)
@@ -302,6 +307,7 @@ def _repeat(
         if steadiness.is_enough:
             break
     steadiness.settle(recorder)
+    recorder.add_values(find_tails("ttft", firsts[-bench.repetitions :]))
 
 
 def _check_prompt(bench: Bench, session: Session, result: GenerationResult) -> None:

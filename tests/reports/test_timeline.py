@@ -1,4 +1,4 @@
-"""Time lines of runs as the pages draw them, and energy."""
+"""Time lines of runs as the pages draw them."""
 
 import base64
 import gzip
@@ -20,10 +20,8 @@ from harness.results.timeline import (
     to_trace,
 )
 from reports import html_file, page, timeline
-from reports.timeline import MOST_POINTS, energy_per_token, timeline_figure
+from reports.timeline import MOST_POINTS, timeline_figure
 from tests.reports import lab
-
-TIMES = tuple(n / 10 for n in range(40))
 
 
 def repetition(*series: TelemetrySeries, number: int = 0) -> RepetitionTelemetry:
@@ -82,16 +80,6 @@ def test_a_run_without_repetitions_has_no_time_line() -> None:
     assert timeline_figure(build_timeline(run, ())) is None
 
 
-def test_energy_is_that_of_measured_repetitions_per_token() -> None:
-    run = lab.sessions()[0]
-    current = TelemetrySeries("battery_a", "A", TIMES, (-0.5,) * len(TIMES))
-    voltage = TelemetrySeries("battery_v", "V", TIMES, (4.0,) * len(TIMES))
-    warmup = RepetitionTelemetry(0, is_warmup=True, series=(current, voltage))
-    found = energy_per_token(run, [warmup, repetition(current, voltage)])
-    assert found == pytest.approx(2.0 * 3.9 / 16)
-    assert energy_per_token(run, [repetition(current)]) is None
-
-
 def test_telemetry_comes_out_of_the_store_with_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     with ResultsStore.open(path) as store:
@@ -101,8 +89,6 @@ def test_telemetry_comes_out_of_the_store_with_a_trace(tmp_path: Path) -> None:
     assert all(
         (one.trace or "").startswith("data:application/gzip;base64,") for one in found.run_pages
     )
-    (section,) = found.sections
-    assert section.energy_of(section.rows[0]) is not None
 
 
 def test_a_figure_says_whether_its_decode_steps_were_seen() -> None:

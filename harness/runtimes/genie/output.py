@@ -12,6 +12,7 @@ import math
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from buildlib.container.genie_config import GenieConfig
 from buildlib.validation import first_fault
 from harness.errors import RuntimeOutputError
+from harness.results.derived import find_tails
 from harness.results.records import Positions
 from harness.runtimes.base import EarlyEnd, PerplexityResult, Window
 
@@ -100,6 +102,7 @@ class TokenTimes(BaseModel):
 
     Attributes:
         status: that Genie returned.
+        began_s: when the query began, in seconds since the process did; None of older runners.
         pieces: when each token came, in seconds since the query began.
     """
 
@@ -107,8 +110,14 @@ class TokenTimes(BaseModel):
 
     format: int = Field(ge=1, le=1)
     init_s: float = Field(ge=0, le=86_400)
+    began_s: float | None = Field(default=None, ge=0, le=86_400)
     status: int
     pieces: Annotated[list[Annotated[float, Field(ge=0, le=86_400)]], FailFast()]
+
+    @property
+    def tails(self) -> dict[str, float]:
+        """Percentiles of the times between tokens."""
+        return find_tails("itl", [b - a for a, b in pairwise(self.pieces)])
 
     def metrics(self, prompt_tokens: int) -> dict[str, float]:
         """Return the profile's metrics, measured from outside.

@@ -25,6 +25,7 @@ from harness.errors import (
     RuntimeChoiceError,
     WrongUseError,
 )
+from harness.results.derived import measure_energy
 from harness.results.records import Positions
 from harness.runtimes.base import (
     Capability,
@@ -393,17 +394,19 @@ class GenieRuntime(ContainerRuntime):
         several, most = config.dialog.multistream is not None, request.max_new_tokens
         timed, clocked = None, dict[str, float]()
         lacks_profile = lacks_figures(figures)
-        if self._has_python and (lacks_profile or figures["generated_tokens"] < most):
+        if self._has_python:
             timed = parse_clock(folder.read(clock), self.device.serial)
             clocked = timed.metrics(prompt_tokens) if lacks_profile else {}
         metrics = complete_figures(figures, clocked, self.device.serial)
+        tails = {} if timed is None or several else timed.tails
+        energy = measure_energy(metrics, samples.series, timed.began_s if timed else None)
         ids = None if request.token_ids is None else self._parse_ids(text)
         text = text if ids is None else self._decode(ids)
         traced = parse_trace(folder.read(trace), self.device.serial) if self._trace else ""
         count, stops = metrics["generated_tokens"], bool(config.dialog.stop_sequence)
         return GenerationResult(
             text,
-            metrics | outcome.memory,
+            metrics | tails | energy | outcome.memory,
             samples.series,
             profiled,
             traced,

@@ -17,6 +17,7 @@ from buildlib.toolchains.base import NodeCycles
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import DeviceProperties
 from harness.errors import RuntimeChoiceError, RuntimeOutputError, WrongUseError
+from harness.results.derived import measure_energy
 from harness.results.records import Positions
 from harness.runtimes.base import (
     Capability,
@@ -210,9 +211,10 @@ class GraphRuntime(ContainerRuntime):
         profiled = folder.read("profile.json")
         metrics = complete_figures(parse_figures(profiled, serial), {}, serial)
         clock = parse_clock(folder.read("clock.json"), serial)
+        energy = measure_energy(metrics, samples.series, clock.began_s)
         return GenerationResult(
             self._decode(prompt, ids),
-            metrics | outcome.memory,
+            metrics | clock.tails | energy | outcome.memory,
             samples.series,
             profiled,
             self._read_trace(folder),

@@ -13,15 +13,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import MetricError
-from harness.results.metrics import METRICS, Direction, Measurement, Use, find_metric
+from harness.results.metrics import (
+    JUDGED_METRICS,
+    METRICS,
+    Direction,
+    Measurement,
+    Use,
+    find_key,
+    find_metric,
+)
 from tools.commands import MEASUREMENTS, measurements
-
-SUFFIXES = {"": "", "nats": "", "tokens/s": "tokens_per_s", "J/token": "j_per_token"}
 
 
 def test_a_key_names_its_unit() -> None:
     for key, metric in METRICS.items():
-        assert key.removesuffix("_error").endswith(SUFFIXES.get(metric.unit, f"_{metric.unit}"))
+        is_plain = metric.unit in {"", "nats"} or key.endswith("_error")
+        assert is_plain == (metric.name == key)
+    assert find_metric("decode_energy_j_per_token").name == "decode_energy"
+
+
+def test_a_name_is_enough_for_a_key() -> None:
+    assert find_key("ttft") == "ttft_s"
+    assert find_key("decode") == "decode_tokens_per_s"
+    assert find_key("decode_e", JUDGED_METRICS) == "decode_energy_j_per_token"
+    with pytest.raises(MetricError, match="ttft_p50_s, ttft_p95_s"):
+        find_key("ttft_p")
 
 
 def test_what_judges_a_metric_knows_which_way_it_gets_better() -> None:

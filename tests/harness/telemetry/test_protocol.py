@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.results.derived import DISCHARGING
 from harness.telemetry.protocol import MOST_CHANNELS, parse_recording
 from harness.telemetry.units import parse_value, unit_of
 
@@ -43,6 +44,14 @@ def test_a_recording_that_was_cut_short_keeps_what_it_has() -> None:
     recording = parse_recording(HEAD + "s 2 0 1804800 100\ns 12 0 18048")
     assert recording.end == ""
     assert [len(one.values) for one in recording.series] == [2, 1]
+
+
+def test_the_battery_is_asked_whether_it_discharges_before_and_after() -> None:
+    text = HEAD + "battery status Discharging\ns 12 0 - 200\nbattery status Not charging\n" + END
+    (*_, states) = parse_recording(text).series
+    assert (states.channel, states.t_s, states.values) == (DISCHARGING, (0.0, 0.12), (1.0, 0.0))
+    unknown = parse_recording(HEAD + "battery status Unknown\n" + END).series
+    assert unknown[-1].values == (None,)
 
 
 @pytest.mark.parametrize(

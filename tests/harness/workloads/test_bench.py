@@ -1,6 +1,7 @@
 """The numbers of a benchmark, and the options that stand for conditions and devices."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,12 @@ import pytest
 from harness.cli.bench_options import BenchOptions
 from harness.cli.device_lease import device_source
 from harness.errors import HarnessError, WrongUseError
-from harness.workloads.bench import Bench
+from harness.results.derived import DISCHARGING
+from harness.results.records import TelemetrySeries
+from harness.results.store import ResultsStore
+from harness.runtimes.base import GenerationResult
+from harness.workloads.bench import Bench, _repeat
+from tests.harness.results.conftest import _make_run
 
 
 @pytest.mark.parametrize(
@@ -72,3 +78,24 @@ def test_named_devices_take_turns() -> None:
         for number in range(2):
             with source(number, "SM8750") as device:
                 assert device.type == "local"
+
+
+def test_a_session_has_tails_of_its_ttft_and_says_why_it_has_no_energy(tmp_path: Path) -> None:
+    """Of 24 repetitions, four are warm-ups; the charger that was on is told once."""
+    gauge = [TelemetrySeries(f"battery_{unit}", unit.upper(), (0.0,), (1.0,)) for unit in "av"]
+    series = (*gauge, TelemetrySeries(DISCHARGING, "", (0.0,), (0.0,)))
+    answers = (
+        GenerationResult("", {"ttft_s": 1.0 if n < 4 else n / 1000}, series) for n in range(24)
+    )
+    session: Any = SimpleNamespace(options=SimpleNamespace(on_repetition=None))
+    bench = Bench(repetitions=20, warmup=4)
+    with ResultsStore.open(tmp_path / "results.db") as store:
+        run = _make_run(status="running", measurements=())
+        with store.recording(run) as recorder:
+            _repeat(bench, session, recorder, answers, None)
+        kept = store.get_run(run.id)
+    assert (kept.values("ttft_p50_s"), kept.values("ttft_p95_s")) == ((0.013,), (0.022,))
+    assert kept.values("ttft_p99_s") == ()
+    (condition,) = (one for one in kept.conditions if one["name"] == "energy")
+    assert condition["outcome"] == "unavailable"
+    assert "a charger was on" in str(condition["reason"])
