@@ -4,6 +4,13 @@ Data: `soc_model` and Hexagon architecture from the vendor's public device table
 `llm_on_genie` tutorial, LiteRT's `supported_soc.csv`, the QNN automotive overview). VTCM sizes are
 those that the QNN 2.51 compiler records in a binary for that `soc_model` when it is given no size;
 where ExecuTorch's SoC table has the SoC too, it has the same size.
+
+Memory bandwidth is the peak with the fastest memory that an SoC takes: two transfers a clock over
+four channels of 16 bits. Clocks: LPDDR5 at 3200 MHz, 51.2 GB/s on the 8 Gen 1
+(gadgetsinnepal.com.np), and the same on the 8+ (smartphones24.org); LPDDR5X at 4200 MHz on the 8
+Gen 2 and 4800 MHz on the 8 Gen 3 (droidholic.com), 4200 MHz on the 8s Gen 3 (noticias3d.com), 5300
+MHz, 84.8 GB/s on the 8 Elite (geektopia.es), 5300 MHz on the 8 Elite Gen 5 (lowyat.net). The X
+Elite has eight channels and 136 GB/s (mashdigi.com).
 """
 
 import difflib
@@ -24,6 +31,8 @@ class Soc:
         soc_model: the number by which QNN knows the SoC.
         dsp_arch: the Hexagon architecture, e.g. `v79`.
         vtcm_mb: tightly coupled memory of the tensor processor in MiB.
+        memory_gb_s: peak bandwidth of its memory in 10^9 bytes a second; None if no public source
+            was found.
     """
 
     name: str
@@ -31,6 +40,7 @@ class Soc:
     soc_model: int
     dsp_arch: str
     vtcm_mb: int
+    memory_gb_s: float | None = None
 
     @property
     def htp_arch(self) -> int:
@@ -58,14 +68,14 @@ class Target:
 
 
 _CATALOG = (
-    Soc("SM8450", "Snapdragon 8 Gen 1", 36, "v69", 8),
-    Soc("SM8475", "Snapdragon 8+ Gen 1", 42, "v69", 8),
-    Soc("SM8550", "Snapdragon 8 Gen 2", 43, "v73", 8),
-    Soc("SM8635", "Snapdragon 8s Gen 3", 68, "v73", 4),
-    Soc("SM8650", "Snapdragon 8 Gen 3", 57, "v75", 8),
-    Soc("SM8750", "Snapdragon 8 Elite", 69, "v79", 8),
-    Soc("SM8850", "Snapdragon 8 Elite Gen 5", 87, "v81", 8),
-    Soc("SC8380XP", "Snapdragon X Elite", 60, "v73", 8),
+    Soc("SM8450", "Snapdragon 8 Gen 1", 36, "v69", 8, 51.2),
+    Soc("SM8475", "Snapdragon 8+ Gen 1", 42, "v69", 8, 51.2),
+    Soc("SM8550", "Snapdragon 8 Gen 2", 43, "v73", 8, 67.2),
+    Soc("SM8635", "Snapdragon 8s Gen 3", 68, "v73", 4, 67.2),
+    Soc("SM8650", "Snapdragon 8 Gen 3", 57, "v75", 8, 76.8),
+    Soc("SM8750", "Snapdragon 8 Elite", 69, "v79", 8, 84.8),
+    Soc("SM8850", "Snapdragon 8 Elite Gen 5", 87, "v81", 8, 84.8),
+    Soc("SC8380XP", "Snapdragon X Elite", 60, "v73", 8, 136.0),
     Soc("SC8340XP", "Snapdragon X Plus 8-Core", 60, "v73", 8),
     Soc("QCM6490", "Qualcomm QCM6490", 35, "v68", 2),
     Soc("QCM6690", "Qualcomm QCM6690", 78, "v73", 2),

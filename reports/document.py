@@ -71,6 +71,7 @@ def _row(row: SummaryRow) -> dict[str, object]:
         "workload": row.label,
         "notes": list(row.notes),
         "metrics": {key: _cell(cell) for key, cell in row.cells.items()},
+        "bandwidth_share": row.bandwidth_share,
         "perplexity": _values(row.perplexity) if row.perplexity else None,
         "output": row.output,
         "stability": row.grade or None,

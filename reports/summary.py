@@ -8,6 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
+from harness.results.derived import find_bandwidth_share
 from harness.results.identity import (
     OF_DEVICE,
     Subject,
@@ -42,6 +43,7 @@ from harness.words import pluralize
 
 _APART = 4.0
 """Standard errors between the fastest and the slowest device from which they differ."""
+ACCEPTED = "token_acceptance_rate"
 MOST_LABELS = 3
 """Labels of cells that a row shows."""
 
@@ -207,6 +209,15 @@ class SummaryRow:
         """Warning about its output; empty if it is checked, or another tool's."""
         is_worth_telling = self.cells and self.output != "checked" and not self.subject.is_imported
         return f"output {self.output}" if is_worth_telling else ""
+
+    @property
+    def bandwidth_share(self) -> float | None:
+        """Part of its SoC's memory bandwidth that decoding takes; None of the emulator."""
+        decode, accepted = (self.cells.get(key) for key in ("decode_tokens_per_s", ACCEPTED))
+        if decode is None or self.container is None or self.subject.emulator:
+            return None
+        steps = decode.stats.mean / (accepted.stats.mean if accepted else 1.0)
+        return find_bandwidth_share(steps, self.container, self.subject.soc)
 
     @property
     def n(self) -> int:

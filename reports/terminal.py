@@ -22,8 +22,8 @@ from reports.summary import (
 )
 from reports.text import short_time
 
-_GRADE_RANK, _EMPTY_RANK = 3, 9
-"""Ranks of the grade, and of a column without a value, among those of metrics."""
+_GRADE_RANK, _SHARE_RANK, _EMPTY_RANK = 3, 8, 9
+"""Ranks, among those of metrics, of the grade, the share of bandwidth, and an empty column."""
 
 
 def print_page(page: Page, console: Console) -> None:
@@ -163,6 +163,10 @@ def _print_table(section: Section, console: Console) -> None:
         if Use.EXPECTED in metric.use or any(key in row.cells for row in rows):
             heading = f"{metric.short or metric.label}\n{metric.shown_unit}"
             columns.append(_column(heading, [_speed(row, key) for row in rows], metric.rank))
+    shares = [row.bandwidth_share for row in rows]
+    if any(shares):
+        texts = [NO_VALUE if share is None else f"{share:.0%}" for share in shares]
+        columns.append(_column("of memory\nbandwidth", texts, _SHARE_RANK))
     scores = [_perplexity(row) for row in rows]
     for key, cells in zip((PERPLEXITY, PERPLEXITY_FLOAT), zip(*scores, strict=True), strict=True):
         columns.append(_column(find_metric(key).short, list(cells), find_metric(key).rank))

@@ -18,7 +18,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.results.records import TelemetrySeries
+from buildlib.targets import soc_named
+from harness.results.records import ContainerInfo, TelemetrySeries
 
 DISCHARGING: Final = "battery_discharging"
 """Channel with 1 where the device says that its battery discharges, else 0."""
@@ -113,6 +114,22 @@ def _integrate(
     joules = np.interp(starts + seconds, t, until) - np.interp(starts, t, until)
     of_power = float(np.std(inside, ddof=1)) / math.sqrt(readings) * seconds
     return float(joules.mean()), math.hypot(of_power, float(np.ptp(joules)) / 2)
+
+
+def find_bandwidth_share(decode_per_s: float, container: ContainerInfo, soc: str) -> float | None:
+    """Return the part of the SoC's peak memory bandwidth at which decoding reads the container.
+
+    Each step reads all weights once, so this is how near a decode rate is to its roofline. It
+    takes the whole container for them: the embedding table, of which a step reads a row, too, and
+    neither activations nor KV cache. None where the size or the bandwidth is not known.
+
+    Args:
+        decode_per_s: decode steps in a second: tokens/s over the tokens accepted per step.
+    """
+    found = soc_named(soc)
+    if found is None or found.memory_gb_s is None or not container.size_bytes:
+        return None
+    return decode_per_s * container.size_bytes / (found.memory_gb_s * 1e9)
 
 
 def find_tails(name: str, times_s: Sequence[float]) -> dict[str, float]:

@@ -341,3 +341,19 @@ def test_several_runtimes_stand_together_by_workload_under_their_names() -> None
     assert unwarmed == {"genie", "graph"}
     (alone, _) = rows(runs[:2])
     assert "genie" not in alone.notes
+
+
+def test_a_decode_rate_of_hardware_has_its_share_of_the_memory_bandwidth() -> None:
+    """Of a SM8750: 848 MB read 20 times a second are 16.96 of 84.8 GB/s."""
+    values = {"decode_tokens_per_s": [40.0] * 2, "token_acceptance_rate": [2.0] * 2}
+
+    def share(soc: str, size: int | None = 848_000_000, *, emulator: bool = False) -> float | None:
+        run = Sample(soc, emulator=emulator).run(1, "bench", values)
+        container = run.container.model_copy(update={"size_bytes": size})
+        (row,) = summarise([run.model_copy(update={"container": container})])
+        return row.bandwidth_share
+
+    assert share("SM8750") == pytest.approx(0.2)
+    assert share("SM8750", emulator=True) is None
+    assert share("SM8750", None) is None
+    assert share("SM7777") is None  # no public figure of its memory
