@@ -26,7 +26,9 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from harness.results.history import LEVEL_NIGHTS
 from harness.results.statistics.changes import History, judge_all
+from reports.changes import half_width
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -42,19 +44,24 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "AR(0.8)": "likewise, more correlated",
         "warm spells": "two to six nights are 3 % slower, after 20 nights on average",
         "random walk": "of the level, with steps of 0.4 % a night",
+        "sticky heat": "some four sessions in a row are 5 % slower, after 40 on average",
+        "whole numbers": "readings are rounded to whole tokens/s, 2 % apart",
+        "bimodal": "two modes 4 % apart, by chance (noise: 1 % beside)",
+        "one-sided tails": "an exponential part of 2 % makes sessions slower (noise: 1 % beside)",
     }
 )
 CORRELATED: Mapping[str, float] = MappingProxyType({"AR(0.5)": 0.5, "AR(0.8)": 0.8})
 """Correlation of a night with the one before."""
-WANDERING = ("AR(0.5)", "AR(0.8)", "warm spells", "random walk")
+WANDERING = ("AR(0.5)", "AR(0.8)", "warm spells", "random walk", "sticky heat")
 SESSIONS = (1, 2, 3)
 NOISE, STEP = 0.02, -0.05
 BEFORE, AFTER = (40, 200), 10
 NIGHTS_TO_FIND = 3
 DEVICES = 3
 PEER_NIGHTS, LEARNED = 60, 8
-HEADING = f"{'false':>6} {'in 3':>6} {'in 10':>6} {'placed':>6}"
-"""False losses in 1,000 nights; losses found in 3 and 10 nights; of the former, placed right."""
+HEADING = f"{'false':>6} {'in 3':>6} {'in 10':>6} {'placed':>6} {'held':>6}"
+"""False losses in 1,000 nights; losses found in 3 and 10 nights; of the former, placed right; of
+the latter, those whose interval holds the true size."""
 Floats = npt.NDArray[np.float64]
 Alarms = Mapping[float, list[tuple[int, int]]]
 """By threshold: the night on which a loss is told, and its first night."""
@@ -95,6 +102,7 @@ class Score:
     found: int = 0
     found_late: int = 0
     placed: int = 0
+    held: int = 0
 
     def add(self, other: "Score") -> None:
         """Add another's sums."""
@@ -107,7 +115,8 @@ class Score:
         found = f"{self.found / self.steps:.1%}" if self.steps else "-"
         late = f"{self.found_late / self.steps:.1%}" if self.steps else "-"
         placed = f"{self.placed / self.found:.1%}" if self.found else "-"
-        return f"{false:>6} {found:>6} {late:>6} {placed:>6}"
+        held = f"{self.held / self.found_late:.1%}" if self.held else "-"
+        return f"{false:>6} {found:>6} {late:>6} {placed:>6} {held:>6}"
 
 
 def simulate(random: np.random.Generator, kind: str, sessions: int) -> Series:
@@ -145,13 +154,38 @@ def simulate(random: np.random.Generator, kind: str, sessions: int) -> Series:
             night += length + 1 + int(random.exponential(20))
     if kind == "random walk":
         logs += np.cumsum(random.normal(0, 0.004, nights))[:, None]
+    logs = _sessions(random, kind, logs)
     logs[step:] += math.log1p(STEP)
+    if kind == "whole numbers":
+        logs = np.log(np.rint(np.exp(logs)))
     kept = np.ones(nights, bool)
     if has("missing nights"):
         kept = random.random(nights) > 0.15
         gap = int(random.integers(0, nights - 5))
         kept[gap : gap + 5] = False
     return Series(logs[kept], devices[kept], offsets[kept], int(kept[:step].sum()))
+
+
+def _sessions(random: np.random.Generator, kind: str, logs: Floats) -> Floats:
+    """Shape the noise of sessions as a kind has it."""
+    half = (logs + math.log(50)) / 2
+    if kind == "bimodal":
+        return half + 0.04 * (random.random(logs.shape) < 0.5)
+    if kind == "one-sided tails":
+        return half - random.exponential(0.02, logs.shape)
+    if kind == "sticky heat":
+        return logs + _spells(random, logs.size).reshape(logs.shape)
+    return logs
+
+
+def _spells(random: np.random.Generator, sessions: int) -> npt.NDArray[np.float64]:
+    """Draw the slow-down of sessions that stay hot once they are."""
+    lost, session = np.zeros(sessions), int(random.exponential(40))
+    while session < sessions:
+        length = int(random.geometric(0.25))
+        lost[session : session + length] = -0.05
+        session += length + 1 + int(random.exponential(40))
+    return lost
 
 
 def _autoregress(
@@ -174,7 +208,18 @@ def judge(series: Sequence[Series]) -> Score:
         score.false += sum(change.found < one.step and change.is_loss for change in changes)
         told = next((c for c in changes if c.found >= one.step and c.is_loss), None)
         _count_step(score, one, None if told is None else (told.found, told.night))
+        score.held += told is not None and _holds(one, told.night, judged.wandering)
     return score
+
+
+def _holds(series: Series, night: int, wandering: Sequence[float]) -> bool:
+    """Return whether the interval that a report shows of the loss holds its true size."""
+    nights = series.logs.mean(axis=1)
+    before = nights[max(night - LEVEL_NIGHTS, 0) : night].tolist()
+    since = nights[night : night + LEVEL_NIGHTS].tolist()
+    half = half_width(before, since, wandering)
+    off = float(np.median(since) - np.median(before)) - math.log1p(STEP)
+    return half is not None and abs(off) <= half
 
 
 def _count_step(score: Score, series: Series, told: tuple[int, int] | None) -> None:

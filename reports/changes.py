@@ -7,10 +7,8 @@ unsettled loss has its newest change, if that is of the last `NEWEST` nights, el
 against at most `MOST_BEFORE` nights before it.
 
 Nights differ from each other by far more than repetitions within one, so a night is the unit of the
-interval that stands beside the change: the one for a new mean given earlier ones, Student's t over
-logarithms (G. J. Hahn and W. Q. Meeker, "Statistical Intervals", 1991, section 4.2). It gives no
-verdict but that there is no difference; a last night outside of it is a suspect, since one night is
-not enough.
+interval that stands beside the change (`half_width`). It gives no verdict but that there is no
+difference; a last night outside of it is a suspect, since one night is not enough.
 """
 
 import math
@@ -29,6 +27,8 @@ MOST_BEFORE = 20
 MIN_BEFORE = 3
 """Fewer nights before say nothing about how much nights differ."""
 CONFIDENCE = 0.95
+_CAUTION = 5.0
+"""Times that nights vary together more than was seen: a few cannot show slow movements."""
 SPARK_POINTS = 30
 NEWEST = 14
 """Nights in which a settled change of level is news; later it is the past."""
@@ -186,11 +186,11 @@ def _compare(
     ratio: float | None = None,
     alert: Alert | None = None,
 ) -> ShownChange:
-    before = [math.log(night.mean) for night in past]
-    was = statistics.median(before)
+    was = statistics.median(math.log(night.mean) for night in past)
+    before, since = _night_logs(past, present)
     if ratio is None:
-        ratio = math.exp(statistics.median(math.log(night.mean) for night in present) - was)
-    half = _half_width(before, len(present))
+        ratio = math.exp(statistics.median(since) - statistics.median(before))
+    half = half_width(before, since, series.wandering)
     return ShownChange(
         series,
         verdict,
@@ -205,10 +205,77 @@ def _compare(
     )
 
 
-def _half_width(before: Sequence[float], now: int) -> float | None:
+def _night_logs(
+    past: Sequence[MeasuredNight], present: Sequence[MeasuredNight]
+) -> tuple[list[float], list[float]]:
+    """Return the logarithm of each night, less the level that each of its devices had in the past.
+
+    Without a device that has one, the present has the night's own mean less that of the past.
+    """
+    logs: dict[str, list[float]] = {}
+    for session in (session for night in past for session in night.sessions):
+        logs.setdefault(session.run.device.serial, []).append(math.log(session.value))
+    levels = {serial: statistics.median(some) for serial, some in logs.items()}
+    level = statistics.median(math.log(night.mean) for night in past)
+
+    def deviation(night: MeasuredNight) -> float:
+        known = [
+            math.log(session.value) - levels[session.run.device.serial]
+            for session in night.sessions
+            if session.run.device.serial in levels
+        ]
+        return statistics.fmean(known) if known else math.log(night.mean) - level
+
+    return [deviation(night) for night in past], [deviation(night) for night in present]
+
+
+def half_width(
+    before: Sequence[float], since: Sequence[float], wandering: Sequence[float]
+) -> float | None:
+    """Compute half of the interval around the difference of the medians of two stretches of nights.
+
+    Student's t, with nights that go together worth fewer independent ones (effective sample size).
+    The variance of a median is the greater one of that of normal values with the spread of both
+    sides, and of the side's own by its ranks (J. W. McKean and R. M. Schrader, Communications in
+    Statistics B 13, 1984), which sees two modes.
+
+    Args:
+        before, since: logarithms of nights.
+        wandering: as `SeriesJudgement` has it.
+    """
     if len(before) < MIN_BEFORE:
         return None
     from scipy.special import stdtrit  # Student's t of `scipy.stats`, which takes a second to load
 
-    spread = statistics.stdev(before) * math.sqrt(1 / now + 1 / len(before))
-    return float(stdtrit(len(before) - 1, (1 + CONFIDENCE) / 2)) * spread
+    sides = [side for side in (before, since) if len(side) > 1]
+    inflation = {len(side): _inflation(len(side), wandering) for side in (before, since)}
+    squares = math.fsum(statistics.pvariance(side) * len(side) for side in sides)
+    freedom = max(len(before) - inflation[len(before)], 1.0)
+    freedom += max(len(since) - inflation[len(since)], 0.0)
+    variance = math.fsum(
+        inflation[len(side)] * _variance_of_median(side, squares / freedom)
+        for side in (before, since)
+    )
+    worth = math.fsum(len(side) / inflation[len(side)] for side in (before, since))
+    quantile = float(stdtrit(max(worth - 2, 2.0), (1 + CONFIDENCE) / 2))
+    return quantile * math.sqrt(variance)
+
+
+def _variance_of_median(side: Sequence[float], variance: float) -> float:
+    """Return the variance of the median of independent nights.
+
+    Args:
+        variance: of a night.
+    """
+    count, in_order = len(side), sorted(side)
+    if count < 3:
+        return variance / count
+    rank = max(round((count + 1) / 2 - math.sqrt(count)), 1)
+    by_ranks = (in_order[-rank] - in_order[rank - 1]) / 4
+    return max(math.pi / 2 * variance / count, by_ranks**2)
+
+
+def _inflation(nights: int, wandering: Sequence[float]) -> float:
+    """Return how many nights are worth one independent night: more than was seen of them so far."""
+    seen = wandering[min(nights, len(wandering)) - 1] - 1
+    return 1 + _CAUTION * seen * math.sqrt(max(1.0, nights / len(wandering)))

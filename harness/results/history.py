@@ -124,6 +124,7 @@ class Series:
         refuted: those that later nights have refuted.
         apart: nights of commits off the branch, which are not judged (`nights.find_strays`).
         smallest_loss: the smallest one that would be told in time, as `SeriesJudgement` has it.
+        wandering: how nights go together, as `SeriesJudgement` has it.
     """
 
     subject: str
@@ -133,6 +134,7 @@ class Series:
     refuted: tuple[Change, ...] = ()
     apart: tuple[MeasuredNight, ...] = ()
     smallest_loss: float | None = None
+    wandering: tuple[float, ...] = (1.0,)
 
     @property
     def id(self) -> str:
@@ -417,6 +419,7 @@ def _with_changes(series: Series, judged: SeriesJudgement) -> Series:
         changes=tuple(replace(one, ratio=_ratio(series, one, standing)) for one in standing),
         refuted=tuple(change for change in judged.changes if change.refuted is not None),
         smallest_loss=_as_loss(series.metric, judged.smallest_loss),
+        wandering=judged.wandering,
     )
 
 

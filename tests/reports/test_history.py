@@ -2,11 +2,14 @@
 
 import csv
 import io
+import math
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
+import numpy as np
 import pytest
 from sqlalchemy import delete
 
@@ -14,10 +17,11 @@ from harness.results import schema
 from harness.results.alerts import Alert, AlertState, assess, list_alerts, review_new
 from harness.results.history import Series, find_series
 from harness.results.records import Run, RunHead, RunMeans
+from harness.results.statistics.changes import History, judge_all
 from harness.results.store import ResultsStore, RunFilter
 from harness.results.verdicts import Verdict
 from reports import charts, html_file, page
-from reports.changes import ShownChange, find_changes
+from reports.changes import ShownChange, find_changes, half_width
 from reports.figures import Column, Figure
 from reports.history import SeriesGroup, commit_range, find_present, group_series
 from tests.reports import lab
@@ -435,3 +439,23 @@ def test_the_store_computes_the_means(make_store: MakeStore) -> None:
         for key, mean in expected.items():
             assert one.means[key].value == pytest.approx(mean.value)
             assert one.means[key].repetitions == mean.repetitions
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.8])
+def test_an_interval_holds_what_it_promises(correlation: float) -> None:
+    """Also where nights go together, of which 14 of a side look like far less noise than it is."""
+    series = []
+    for seed in range(120):
+        random = np.random.default_rng(seed)
+        logs = random.standard_normal(90)
+        for night in range(1, 90):
+            fresh = math.sqrt(1 - correlation**2) * logs[night]
+            logs[night] = correlation * logs[night - 1] + fresh
+        series.append(0.02 * logs)
+    judged = judge_all([History(np.exp(logs).tolist(), range(90), ["x"] * 90) for logs in series])
+    held = 0
+    for logs, one in zip(series, judged, strict=True):
+        before, since = logs[62:76].tolist(), logs[76:].tolist()
+        off = statistics.median(since) - statistics.median(before)
+        held += abs(off) <= (half_width(before, since, one.wandering) or 0.0)
+    assert held >= 112

@@ -169,10 +169,13 @@ class SeriesJudgement:
         smallest_loss: as a part of the value: of such losses that began now, five of six would be
             told within `VISIBLE_IN` nights, if these had as many sessions as those before. None in
             a series that is too short to be judged.
+        wandering: by how much more the mean of 1, 2 and more nights varies than that of independent
+            ones, by their number; at least 1.
     """
 
     changes: tuple[Change, ...] = ()
     smallest_loss: float | None = None
+    wandering: tuple[float, ...] = (1.0,)
 
 
 def detect(history: History) -> tuple[Change, ...]:
@@ -552,9 +555,15 @@ class _Watch:
                         most = float(excess[place].max())
                         self._change(row, night - nights, night, scope, most, is_loss=is_loss)
         return [
-            SeriesJudgement(tuple(changes), float(loss) if nights >= MIN_NIGHTS else None)
-            for changes, loss, nights in zip(
-                self.found, self._smallest_losses(), self.lengths, strict=True
+            SeriesJudgement(
+                tuple(changes), float(loss) if nights >= MIN_NIGHTS else None, tuple(wandering)
+            )
+            for changes, loss, nights, wandering in zip(
+                self.found,
+                self._smallest_losses(),
+                self.lengths,
+                self.forecast.correlation(np.arange(len(self.lengths))).tolist(),
+                strict=True,
             )
         ]
 
