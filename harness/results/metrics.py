@@ -254,8 +254,8 @@ _DECLARED = (
         _LEADING),
     _rate("decode_tokens_per_s", "Decode", "`token-generation-rate`; absent when no token came "
         "after the first", _LEADING),
-    _milliseconds("ttft_s", "Time to first token", "`time-to-first-token`; shown in ms", _EXPECTED,
-        short="TTFT", rank=2),
+    _milliseconds("ttft_s", "Time to first token", "`time-to-first-token`; shown in ms",
+        _EXPECTED | Use.BRIEF, short="TTFT", rank=2),
     _milliseconds("itl_p50_s", "Between tokens, median", "inter-token latency: time from one token "
         "to the next by the runner's token callback, the median of a repetition of 21 tokens or "
         "more; those of a speculating dialog come in bursts", positive=False),
