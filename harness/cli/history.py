@@ -7,9 +7,10 @@ import typer
 from harness.cli.arguments import Database, Json, Since
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
-from harness.results.history import MeasuredNight, Series, SeriesFilter, read_series
+from harness.results.history import MeasuredNight, Series, SeriesFilter, plan_series, read_series
 from harness.results.metrics import find_key
-from harness.results.statistics.changes import Change
+from harness.results.statistics.changes import VISIBLE_IN, Change
+from harness.results.statistics.planning import SESSIONS
 from harness.results.store import ResultsStore
 from harness.results.turnover import find_turnover
 from harness.words import emulator_notice, percent, pluralize
@@ -30,6 +31,14 @@ def history(
     branch: Annotated[str | None, typer.Option(help="Only runs of this git branch.")] = None,
     since: Since = None,
     nights: Annotated[int, typer.Option(min=1, help="Show at most so many, the newest.")] = 30,
+    to_see: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            max=90,
+            help="Say how many sessions a night would show a loss of so many percent in 3 nights.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show a metric night by night, with the changes of its level and their commits.
@@ -52,15 +61,32 @@ def history(
             f"{location} has no history of {key}{options}; `qnnfarm results ls` lists what it holds"
         )
     if json:
-        print_json([_to_json(one) for one in histories])
+        print_json([_to_json(one) | _plan_to_json(one, to_see) for one in histories])
         return
     for one in histories:
         _print_series(one, nights)
+        if to_see is not None:
+            answers().print(
+                f"to see a loss of {to_see:g}% in {VISIBLE_IN} nights here: {_plan(one, to_see)}"
+            )
     for line in find_turnover(histories, newest):
         print_remark(line)
     virtual = [one.newest.workload.runtime for one in histories if one.emulator]
     if virtual:
         print_remark(emulator_notice(virtual))
+
+
+def _plan(series: Series, percent_lost: float) -> str:
+    sessions = plan_series(series, percent_lost / 100)
+    most = f"more than {SESSIONS[-1]} sessions a night, or a series of more nights"
+    return most if sessions is None else f"{pluralize(sessions, 'session')} a night"
+
+
+def _plan_to_json(series: Series, percent_lost: float | None) -> dict[str, Any]:
+    if percent_lost is None:
+        return {}
+    sessions = plan_series(series, percent_lost / 100)
+    return {"plan": {"loss": percent_lost / 100, "nights": VISIBLE_IN, "sessions": sessions}}
 
 
 def _print_series(series: Series, newest: int) -> None:

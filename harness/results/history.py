@@ -49,6 +49,7 @@ from harness.results.statistics.changes import (
     SeriesJudgement,
     judge_all,
 )
+from harness.results.statistics.planning import plan_sessions
 from harness.results.store import ResultsStore
 from harness.results.verdicts import PERPLEXITY_THRESHOLD
 from harness.words import soc_label
@@ -526,6 +527,12 @@ def _nights(nights: Iterable[Sequence[RunMeans]], key: str) -> tuple[MeasuredNig
         if sessions:
             result.append(MeasuredNight(night[0].run.created_at, sessions))
     return tuple(result)
+
+
+def plan_series(series: Series, loss: float) -> int | None:
+    """Return the sessions a night that would show a loss in time; see `plan_sessions`."""
+    since = series.changes[-1].night if series.changes else 0
+    return plan_sessions(_history(replace(series, nights=series.nights[since:])), loss)
 
 
 def _history(series: Series) -> History:

@@ -70,6 +70,14 @@ def test_a_history_says_what_it_cannot_see(qnnfarm: Run, nights: None) -> None:
     assert series["smallest_loss"] == pytest.approx(0.0364, abs=1e-3)
 
 
+def test_a_history_says_what_it_takes_to_see_a_loss(qnnfarm: Run, tmp_path: Path) -> None:
+    write(tmp_path, [50.0] * 20)
+    shown = qnnfarm("history", "decode", "--to-see", "10")
+    assert "to see a loss of 10% in 3 nights here: 1 session a night" in shown.stdout
+    (series,) = json.loads(qnnfarm("history", "decode", "--to-see", "10", "--json").stdout)
+    assert series["plan"] == {"loss": 0.1, "nights": 3, "sessions": 1}
+
+
 def test_a_history_shows_what_it_refutes(qnnfarm: Run, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).normal(0, 0.015, 40)
     levels = np.array([50.0] * 20 + [46.0] * 3 + [50.0] * 17)
