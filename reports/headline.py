@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-from harness.results.alerts import Alert
+from harness.results.alerts import Alert, group_alerts
 from harness.results.gate import Gate
 from harness.results.gate_formats import cells_of, sides, summarize
 from harness.results.records import Run
@@ -59,10 +59,10 @@ def judge_page(results: Results, sections: Sequence[Section]) -> Headline:
     lines += find_turnover(results.series)[:MOST_NAMED]
     parts = [f"Against {gate.reference}: {summarize(gate)}"] if gate else []
     counts = {
-        "regression": len(worse) + len(lost),
+        "regression": len(group_alerts(worse)) + len(lost),
         "doubtful output": len(wrong),
-        "acknowledged regression": len(known_alerts),
-        "suspected regression": len(suspects),
+        "acknowledged regression": len(group_alerts(known_alerts)),
+        "suspected regression": len({one.series.subject for one in suspects}),
     }
     parts += [pluralize(number, noun) for noun, number in counts.items() if number]
     if failures:

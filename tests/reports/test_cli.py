@@ -158,9 +158,9 @@ def test_the_page_the_terminal_and_json_have_one_verdict(reporting: Reporting) -
     """That of `qnnfarm alerts`, and what somebody settled there is no fresh regression."""
     command = reporting(nights([1.0] * 20 + [0.8] * 3))
     document = command.document()
-    assert document["headline"]["words"] == "3 regressions"
-    assert command.printed().startswith("3 regressions\n")
-    assert '<p class="verdict-words">3 regressions</p>' in command.out.read_text()
+    assert document["headline"]["words"] == "1 regression"
+    assert command.printed().startswith("1 regression\n")
+    assert '<p class="verdict-words">1 regression</p>' in command.out.read_text()
     assert {one["status"] for one in document["changes"]} == {"regressed", "no difference seen"}
     with ResultsStore.open(command.db) as store:
         found = alerts.review(store, read_series(store))
