@@ -22,14 +22,13 @@ from buildlib.error_base import one_line
 from buildlib.errors import ModelFileError
 from buildlib.graph.builder import IR_VERSION, OPSET
 from buildlib.graph.files import load_model, save_model, tensor_array
-from buildlib.graph.interface import MASKED
 from buildlib.graph.values import infer_shapes, remove_unused, tensor_value
 from buildlib.importing.constants import fold
 from buildlib.importing.refusal import Refusal
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.quantize.grids import LAYOUT_OPS
 
-_MINUS_INFINITY = -1e4
+_MINUS_INFINITY, _MASKED = -1e4, -100.0
 _TYPES = 2
 _SMALLEST_SQUARE = 1e-12
 _SAME = 0.999
@@ -235,7 +234,7 @@ class _Importer:
                     raise self._odd_mask(node)
             name, dims = result.name, [1] * (numbers.ndim - 1) + [-1]
             values = self.constant(
-                f"{name}_values", np.where(table < _MINUS_INFINITY, MASKED, table)
+                f"{name}_values", np.where(table < _MINUS_INFINITY, _MASKED, table)
             )
             row = self.node("Gather", [values, mask], f"{name}_by_mask", axis=0)
             shape = self.constant(f"{name}_shape", dims, np.int64)
@@ -359,7 +358,7 @@ class _Importer:
         for value in self.graph.initializers.values():
             number = self._number([value]) if value.dtype == ir.DataType.FLOAT else None
             if number is not None and number < _MINUS_INFINITY and value.shape is not None:
-                value.const_value = ir.Tensor(np.full(value.shape.numpy(), MASKED, np.float32))
+                value.const_value = ir.Tensor(np.full(value.shape.numpy(), _MASKED, np.float32))
 
     def fuse_gelu(self) -> None:
         """Replace `x * 0.5 * (1 + erf(x / sqrt(2)))`, in any order, by Gelu."""
@@ -457,7 +456,7 @@ class _Importer:
             factors = self.node("Mul", [real, is_first], "pool_chosen")
             weights = self.node("Reshape", [factors, shape], "pool_weights")
         else:
-            table = self.constant("pool_values", [MASKED, 0.0])
+            table = self.constant("pool_values", [_MASKED, 0.0])
             bias = self.node("Gather", [table, mask], "pool_mask")
             rows = self.node("Reshape", [bias, shape], "pool_bias")
             weights = self.node("Softmax", [rows], "pool_weights", axis=-1)

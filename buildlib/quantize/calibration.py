@@ -46,6 +46,9 @@ _INPUTS: dict[str, Range] = {
 }
 
 _FUNCTIONS: dict[str, Range] = {"Softmax": (0.0, 1.0), "Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0)}
+_MASKS = frozenset({interface.ATTENTION_MASK, interface.WINDOW_MASK})
+_BELOW_SCORES = 100.0
+"""By how much hidden scores lie below all others on their grid, at least."""
 _LATER = "window_later"  # a difference of counts of slots
 _WINDOW: dict[str, Range] = {
     interface.WINDOW_MASK: (interface.MASKED, 0.0),
@@ -304,6 +307,30 @@ def fixed_ranges(graph: ir.Graph) -> dict[str, Range]:
             counts = (0.0, float((static_shape(output) or (1,))[-1]))
             ranges |= {str(output.name): counts, _LATER: counts}
     return ranges
+
+
+def masked_scores(graph: ir.Graph) -> dict[str, str]:
+    """Return the names of masked scores, each with that of its scores."""
+    found = {}
+    for node in graph:
+        names = [str(value.name) for value in node.inputs if value is not None]
+        scores = [name for name in names if name not in _MASKS]
+        if node.op_type == "Add" and len(scores) < len(names):
+            found[str(node.outputs[0].name)] = scores[0]
+    return found
+
+
+def masked_ranges(graph: ir.Graph, ranges: Mapping[str, Range]) -> dict[str, Range]:
+    """Return the ranges, by name, of masked scores, given those of scores.
+
+    They reach so far below all scores that nothing of what is hidden shows. Hidden scores lie much
+    lower, and saturate.
+    """
+    return {
+        masked: (ranges[scores][0] - _BELOW_SCORES, ranges[scores][1])
+        for masked, scores in masked_scores(graph).items()
+        if scores in ranges
+    }
 
 
 def rotated_ranges(graph: ir.Graph, grids: Mapping[str, Grid]) -> dict[str, Range]:

@@ -27,6 +27,7 @@ from buildlib.quantize.bitwidths import BLOCK_KEY, Bitwidths, WeightFormat, kill
 from buildlib.quantize.calibration import (
     Range,
     fixed_ranges,
+    masked_ranges,
     observe_ranges,
     range_choice,
     rotated_ranges,
@@ -150,6 +151,7 @@ def encodings_from_ranges(
         ranges = rotated_ranges(graph, grids) | ranges
     elif open_names or uses:
         ranges = {**observe(), **ranges}
+        ranges |= masked_ranges(graph, ranges)
     kv_bits = choose_cache_bits(bits, encodings)
     builder = _EncodingBuilder(grids, ranges, bits, kv_bits, heads)
     builder.add_parameter_ranges(uses)

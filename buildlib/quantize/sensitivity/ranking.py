@@ -14,6 +14,7 @@ from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
 from buildlib.graph.values import is_parameter, source_of, static_shape
 from buildlib.numerics.divergence import Divergence, sqnr_db
+from buildlib.quantize.calibration import masked_scores
 from buildlib.quantize.grids import activation_names, channel_axis, shared_grids
 from buildlib.quantize.sensitivity.sweep import (
     MeasuredVariant,
@@ -134,6 +135,8 @@ def rank_tensors(
     if unit_size == "layer":
         units = _by_layer(units, len(graphs))
     noise = model.record(encodings) | _weight_noise(model, graphs, encodings)
+    for name in (name for graph in graphs for name in masked_scores(graph)):
+        noise.pop(name, None)  # hidden scores saturate, which changes nothing
     variants = model.measure([unit.encodings for unit in units] + [encodings], progress=progress)
     without: Sequence[MeasuredVariant | None] = [None] * len(units)
     if both_ways:

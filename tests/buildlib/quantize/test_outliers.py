@@ -1,10 +1,12 @@
 """The reference model with the outliers of real ones: what it computes, and what its bits hold."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.tokenizer import load_tokenizer
@@ -21,6 +23,8 @@ from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.recipe import complete_encodings
 from suites.models import tiny_llama
 from tests import outlier_llama
+from tools.tiny_llama.architecture import Architecture
+from tools.tiny_llama.numpy_model import load_weights, logits
 
 SHAPE = GraphShape(64, 192)
 
@@ -43,6 +47,19 @@ def test_outliers_change_no_logit(outlier_model: Path, tmp_path: Path) -> None:
     plain = float_logits(tiny_llama.folder(), tmp_path / "plain", tokens)
     changed = float_logits(outlier_model, tmp_path / "changed", tokens)
     assert np.abs(plain - changed).max() <= 1e-5 * np.abs(plain).max()
+
+
+def test_hidden_tokens_do_not_show_where_scores_lie_far_apart(tmp_path: Path) -> None:
+    """As those of a Qwen 2.5 do. Queries a hundred times as large spread them over 2,000."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama.folder(), folder, ignore=shutil.ignore_patterns("lora", "ssd"))
+    weights = load_file(folder / "model.safetensors")
+    weights |= {name: one * 100 for name, one in weights.items() if "q_proj" in name}
+    save_file(weights, folder / "model.safetensors")
+    tokens = text_tokens(128)
+    exact = logits(Architecture.load(folder), load_weights(folder), np.array(tokens))
+    found = float_logits(folder, tmp_path / "out", tokens)
+    assert np.abs(found - exact).max() <= 1e-3 * np.abs(exact).max()
 
 
 def test_channels_of_a_bias_alone_keep_it(outlier_model: Path, tmp_path: Path) -> None:

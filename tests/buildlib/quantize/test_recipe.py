@@ -9,6 +9,7 @@ import pytest
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import DecoderConfig
+from buildlib.encodings.grid import activation_grid
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import EncodingsError, InvalidOptionError
 from buildlib.graph.decoder import export_onnx
@@ -184,6 +185,20 @@ def test_given_caches_decide_the_bits_of_all(
         assert cache_bits(found) == 16
         assert found.by_name()["past_key_0_in"] == wide.by_name()["past_key_0_in"]
     assert (cache_bits(whole), cache_bits(NONE)) == (8, None)
+
+
+def test_masked_scores_have_a_grid_that_hidden_ones_do_not_widen(whole: Encodings) -> None:
+    found = whole.by_name()
+    scores, masked = (
+        activation_grid(found[f"layer_0_{name}"]) for name in ("scores", "masked_scores")
+    )
+    ends = [
+        float(grid.dequantize(np.array([0, 65535], np.uint16))[end])
+        for grid in (scores, masked)
+        for end in (0, 1)
+    ]
+    assert ends[2:] == pytest.approx([ends[0] - 100, ends[1]], abs=0.01)
+    assert found["attention_mask"].scale[0] == pytest.approx(10000 / 65535)
 
 
 def test_caches_of_two_widths_are_refused(
