@@ -99,7 +99,7 @@ def test_invalid_attachments_are_refused(
     builder.attach_model_for_arn(1, decode_export)
     with pytest.raises(InvalidOptionError, match="attached already"):
         builder.attach_model_for_arn(1, decode_export)
-    with pytest.raises(ModelFileError, match="no such folder"):
+    with pytest.raises(ModelFileError, match="no such file or folder"):
         builder.attach_model_for_arn(8, tmp_path / "nothing.onnx")
     builder.attach_model_for_arn(16, decode_export, name="prefill")
     builder.set_transformation_options({ARS: [1, 32]})
