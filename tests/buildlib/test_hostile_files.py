@@ -83,7 +83,7 @@ def test_what_is_no_file_is_refused(model: Path, name: str, make: Make, reason: 
 
 def test_a_folder_whose_links_lead_nowhere_is_none(tmp_path: Path) -> None:
     loop(tmp_path / "model")
-    with pytest.raises(BuildError, match="there is no such folder"):
+    with pytest.raises(BuildError, match="there is no such file or folder"):
         find_source(tmp_path / "model", None)
 
 

@@ -131,7 +131,7 @@ def test_a_missing_file_is_named(checkpoint: Path, tmp_path: Path, name: str) ->
         shutil.rmtree(checkpoint)
     else:
         (checkpoint / name).unlink()
-    reason = "no such folder" if name == "." else name
+    reason = "no such file or folder" if name == "." else name
     with pytest.raises(ModelFileError, match=reason) as caught:
         builder_for(checkpoint, tmp_path / "cache")
     assert "\n" not in str(caught.value)

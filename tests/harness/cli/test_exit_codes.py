@@ -81,7 +81,7 @@ TABLE: tuple[tuple[int, str, str], ...] = (
     (NO_ANSWER, "bench . --max-warmup -1", "--max-warmup: must be at least 0, not -1"),
     (NO_ANSWER, "bench . -d 64 -p 2", "--prompt-tokens: after a depth"),
     (NO_ANSWER, "bench . -p -1", "-p: '-1' is not a number of tokens"),
-    (NO_ANSWER, "build nothing --target SM8750 --out out", "no such folder"),
+    (NO_ANSWER, "build nothing --target SM8750 --out out", "no such file or folder"),
     (NO_ANSWER, f"{BUILD} --target SM9999", "SM8750"),
     (NO_ANSWER, f"{BUILD} --ar 1,50 --cl 192", "AR must divide CL"),
     (NO_ANSWER, f"{BUILD} --ar 1,x", "--ar takes whole numbers from 1 with commas"),
