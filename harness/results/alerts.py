@@ -33,7 +33,7 @@ from harness.results.history import (
 from harness.results.metrics import Metric, find_metric
 from harness.results.nights import PAUSE
 from harness.results.records import now, to_storable
-from harness.results.statistics.changes import Change
+from harness.results.statistics.changes import Change, scope_of
 from harness.results.store import ResultsStore
 from harness.words import percent
 
@@ -57,14 +57,15 @@ class Alert:
     Attributes:
         id: short, to be typed.
         series: id of the series.
-        name: of the series, in words, when the loss was found; before it, as `P3 alone: `, the
-            devices where others have no loss.
+        name: of the series, in words, when the loss was found; before it, as `P3 alone: `, its
+            devices, if it has any.
         began_at: the first night at the new level.
         found_at: the night on which it was told apart from noise.
         ratio: new level over old one.
         good_commit, bad_commit: the last commit before, and the first one with the loss.
         note: in words, why it has its state.
         told_at: when somebody was told; None until then.
+        devices: serials, as `Change` has them: empty for all.
     """
 
     id: str
@@ -80,6 +81,7 @@ class Alert:
     note: str
     changed_at: datetime
     told_at: datetime | None
+    devices: tuple[str, ...] = ()
 
     @property
     def subject(self) -> str:
@@ -88,9 +90,8 @@ class Alert:
 
     @property
     def scope(self) -> str:
-        """The devices of the loss, as `Change.scope` has them."""
-        scope, apart, _ = self.name.partition(" alone: ")
-        return f"{scope} alone" if apart else ""
+        """The devices in words."""
+        return scope_of(self.devices)
 
     @property
     def size(self) -> float:
@@ -192,7 +193,7 @@ def match_alerts(series: Series, alerts: Iterable[Alert]) -> dict[Change, Alert]
         for alert in unmatched.values()
         if alert.began_at >= nights[0]
         for number, change in enumerate(losses)  # refuted ones are last
-        if change.scope == alert.scope
+        if change.devices == alert.devices
     )
     for apart, number, alert_id in pairs:
         if apart <= _SAME_NIGHTS and alert_id in unmatched and losses[number] not in matches:
@@ -349,11 +350,10 @@ def _open_again(series: Series, alert: Alert, change: Change | None) -> Alert:
 def _recovery(series: Series, alert: Alert) -> MeasuredNight | None:
     """Return the night on which later changes had taken back half of a loss."""
     loss = gained = -math.log(alert.ratio)
-    devices = alert.scope.removesuffix(" alone").split(", ") if alert.scope else []
     phones = {one.run.device.serial for night in series.nights for one in night.sessions}
     for later in series.changes:
-        if series.nights[later.night].at > alert.began_at and later.concerns(devices):
-            part = 1.0 if devices or not later.devices else len(later.devices) / len(phones)
+        if series.nights[later.night].at > alert.began_at and later.concerns(alert.devices):
+            part = 1.0 if alert.devices or not later.devices else len(later.devices) / len(phones)
             gained -= part * math.log(later.ratio)
             if gained / loss <= 1 - _RECOVERY:
                 return series.nights[later.night]
@@ -387,6 +387,7 @@ def _make_alert(series: Series, change: Change) -> Alert:
         note="; ".join(series.differences_of_devices(change)),
         changed_at=now(),
         told_at=None,
+        devices=change.devices,
     )
 
 
@@ -396,4 +397,5 @@ def _row(alert: Alert) -> dict[str, object]:
 
 def _alert(row: RowMapping) -> Alert:
     fields = {name: row[name] for name in Alert.__slots__}
-    return Alert(**fields | {"metric": find_metric(row["metric"])})
+    devices = tuple(row["devices"])
+    return Alert(**fields | {"metric": find_metric(row["metric"]), "devices": devices})

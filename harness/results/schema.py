@@ -4,8 +4,8 @@ Portable SQLAlchemy Core types only, as tests run on both engines: SQLite is the
 works by URL (`postgresql+psycopg://...`). Records of `harness.results.records` say which columns
 there are: a field that is added there is stored, read, filtered and exported.
 
-To change the tables: change them here or there and raise `SCHEMA_VERSION`, as a database of other
-tables is refused.
+To change the tables: change them here or there, raise `SCHEMA_VERSION`, and change those of the
+version before in `_upgrade`. Databases of other versions are refused.
 """
 
 import importlib.metadata
@@ -38,6 +38,8 @@ from sqlalchemy import (
     insert,
     inspect,
     select,
+    text,
+    update,
 )
 from sqlalchemy.types import TypeEngine
 
@@ -45,7 +47,9 @@ from harness.errors import StoreUnavailableError
 from harness.results.metrics import Measurement
 from harness.results.records import ArtifactRecord, ComparisonRecord, Record, Run, now
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+_UPGRADED = 2
+"""The version that is brought up to this one when it is opened."""
 _BEFORE_1 = "qnnfarm_schema"
 """A table of all databases before version 1."""
 _OLDER = (
@@ -244,6 +248,7 @@ alerts = Table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("changed_at", UtcDateTime, nullable=False),
     Column("told_at", UtcDateTime),
+    Column("devices", JSON, nullable=False, server_default=text("'[]'")),
 )
 
 reviews = Table(
@@ -255,21 +260,38 @@ reviews = Table(
 
 
 def prepare(connection: Connection, location: str) -> None:
-    """Create the tables where there are none, within the connection's transaction."""
+    """Create the tables, or bring them up to date, within the connection's transaction."""
     _lock(connection, location)
-    if not has_tables(connection, location):
+    found = find_version(connection, location)
+    if found == SCHEMA_VERSION:
+        return
+    if found is None:
         metadata.create_all(connection, checkfirst=False)
-        connection.execute(
-            insert(schema_version).values(
-                version=SCHEMA_VERSION,
-                created_at=now(),
-                qnnfarm_version=importlib.metadata.version("qnnfarm"),
-            )
+    else:
+        _upgrade(connection)
+    connection.execute(
+        insert(schema_version).values(
+            version=SCHEMA_VERSION,
+            created_at=now(),
+            qnnfarm_version=importlib.metadata.version("qnnfarm"),
         )
+    )
 
 
-def has_tables(connection: Connection, location: str) -> bool:
-    """Return whether the tables are there, or the database is empty and free for them."""
+def _upgrade(connection: Connection) -> None:
+    """Give alerts their devices, which version 2 had in their names alone: `P3 alone: ...`."""
+    connection.exec_driver_sql("ALTER TABLE alerts ADD COLUMN devices JSON NOT NULL DEFAULT '[]'")
+    serials = set(connection.scalars(select(runs.c.device_serial).distinct()))
+    for alert_id, name in connection.execute(select(alerts.c.id, alerts.c.name)).all():
+        words, alone, _ = name.partition(" alone: ")
+        devices = words.split(", ")
+        if alone and serials.issuperset(devices):  # else they are a label's words
+            changed = update(alerts).where(alerts.c.id == alert_id)
+            connection.execute(changed.values(devices=devices))
+
+
+def find_version(connection: Connection, location: str) -> int | None:
+    """Return the version of the tables; None where the database is empty and free for them."""
     tables = set(inspect(connection).get_table_names())
     if _BEFORE_1 in tables:
         raise StoreUnavailableError(location, _OLDER)
@@ -277,7 +299,7 @@ def has_tables(connection: Connection, location: str) -> bool:
         # A server's database may be shared with others; a file is either ours or it is not.
         if tables and (connection.dialect.name == "sqlite" or tables & set(metadata.tables)):
             raise StoreUnavailableError(location, "it holds the tables of another program")
-        return False
+        return None
     version: int | None = connection.scalar(select(func.max(schema_version.c.version)))
     if version is None:
         raise StoreUnavailableError(location, "its schema version is missing")
@@ -287,9 +309,9 @@ def has_tables(connection: Connection, location: str) -> bool:
             f"it has schema {version}, newer than the {SCHEMA_VERSION} that this qnnfarm "
             "knows: update qnnfarm",
         )
-    if version < SCHEMA_VERSION:
+    if version < _UPGRADED:
         raise StoreUnavailableError(location, _OLDER)
-    return True
+    return version
 
 
 def _lock(connection: Connection, location: str) -> None:

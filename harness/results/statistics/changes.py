@@ -153,12 +153,17 @@ class Change:
 
     @property
     def scope(self) -> str:
-        """The devices in words: `P3 alone`, `P2, P3 alone`; empty for all."""
-        return f"{', '.join(self.devices)} alone" if self.devices else ""
+        """The devices in words."""
+        return scope_of(self.devices)
 
     def concerns(self, devices: Sequence[str]) -> bool:
         """Return whether any of these devices changed; none stand for all."""
         return not (devices and self.devices) or not set(devices).isdisjoint(self.devices)
+
+
+def scope_of(devices: Sequence[str]) -> str:
+    """Name the devices that changed where others did not: `P2, P3 alone`; empty for all."""
+    return f"{', '.join(devices)} alone" if devices else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -486,6 +486,7 @@ def test_a_loss_of_one_phone_is_an_alert_of_that_phone_with_its_build(
         fill([now] * len(nights), start=nights.start, device__serial=serial, **build)
     (alert,) = alerts.review_new(store)
     assert alert.name.startswith("P3 alone: tiny_llama W8A16")
+    assert alert.devices == ("P3",)
     assert alert.ratio == pytest.approx(0.8, abs=0.01)
     assert alert.note == "build X → Y"
     assert alert.found_at - alert.began_at < timedelta(days=2)
@@ -499,11 +500,23 @@ def test_a_loss_of_one_phone_is_an_alert_of_that_phone_with_its_build(
 
 
 @IN_A_FILE
+def test_the_words_of_a_label_are_no_devices(store: ResultsStore, fill: Fill) -> None:
+    label = "P3 alone: nightly/phone/bench#1"
+    fill([50.0] * 20 + [40.0] * 3, label=label)
+    (alert,) = alerts.review_new(store)
+    assert alert.name.startswith("P3 alone: ")
+    assert (alert.devices, alert.scope) == ((), "")
+    fill([50.0] * 4, start=23, label=label)
+    assert alerts.review_new(store) == ()
+    assert alerts.list_alerts(store)[0].state == "fixed"
+
+
+@IN_A_FILE
 def test_a_loss_of_all_phones_is_no_loss_of_one(store: ResultsStore, fill: Fill) -> None:
     for serial, level in (("P1", 50.0), ("P2", 53.0), ("P3", 48.0)):
         fill([level] * 20 + [0.9 * level] * 3, device__serial=serial)
     (alert,) = alerts.review_new(store)
-    assert (alert.scope, alert.note) == ("", "")
+    assert (alert.devices, alert.note) == ((), "")
     (change,) = decode(store).changes
     assert (change.night, change.devices) == (20, ())
 
