@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.results.alerts import UNSETTLED, Alert, match_alerts
+from harness.results.alerts import UNSETTLED, Alert, by_series
 from harness.results.history import LEVEL_NIGHTS, MeasuredNight, Series
 from harness.results.metrics import Direction
 from harness.results.statistics.changes import MIN_NIGHTS
@@ -112,10 +112,8 @@ def find_changes(series: Sequence[Series], alerts: Sequence[Alert] = ()) -> tupl
     Args:
         alerts: as `harness.results.alerts.assess` gives them.
     """
-    of_series: dict[str, list[Alert]] = {}
-    for alert in alerts:
-        of_series.setdefault(alert.series, []).append(alert)
-    all_changes = (change for one in series for change in _changes(one, of_series.get(one.id, [])))
+    of_series = by_series(alerts)
+    all_changes = (change for one in series for change in _changes(one, of_series.get(one.id, ())))
     return tuple(sorted(all_changes, key=_order))
 
 
@@ -126,7 +124,7 @@ def _order(change: ShownChange) -> tuple[int, float]:
 
 
 def _changes(series: Series, alerts: Sequence[Alert]) -> Iterator[ShownChange]:
-    alert_of = match_alerts(series, alerts)
+    alert_of = {alert.change: alert for alert in alerts}
     unsettled = [
         change
         for change in series.changes
@@ -141,7 +139,7 @@ def _changes(series: Series, alerts: Sequence[Alert]) -> Iterator[ShownChange]:
         yield last
 
 
-def _settled_by(series: Series, gain: Level, matched: Mapping[Level, Alert]) -> Alert | None:
+def _settled_by(series: Series, gain: Level, matched: Mapping[Level | None, Alert]) -> Alert | None:
     """Return the alert of the loss before a gain, if that has fixed it."""
     before = [one for one in series.changes if one.night < gain.night][-1:]
     alert = next((matched[one] for one in before if one in matched), None)

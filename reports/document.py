@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 
-from harness.results.alerts import Alert
 from harness.results.comparison import ComparisonGroup
 from harness.results.gate_formats import to_document as to_gate_document
 from harness.results.records import ContainerInfo, Run
@@ -23,7 +22,7 @@ def to_document(page: Page, report: str) -> dict[str, object]:
         "headline": asdict(page.headline),
         "gate": to_gate_document(page.results.gate) if page.results.gate else None,
         "changes": [_change(one) for section in page.sections for one in section.changes],
-        "alerts": [_alert(one) for one in page.results.alerts],
+        "alerts": [one.facts for one in page.results.alerts],
         "rows": [_row(row) for section in page.sections for row in section.rows],
         "perplexities": [
             _perplexity(row) for section in page.sections for row in section.perplexities
@@ -56,11 +55,6 @@ def _change(change: ShownChange) -> dict[str, object]:
         "since": change.since.at,
         "commit": change.since.commit,
     }
-
-
-def _alert(alert: Alert) -> dict[str, object]:
-    fields = {name: getattr(alert, name) for name in alert.__slots__}
-    return {**fields, "metric": alert.metric.key}
 
 
 def _row(row: SummaryRow) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """`qnnfarm alerts`: losses in histories, and their states."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -91,7 +91,7 @@ def _set(db: str, ids: list[str], state: AlertState, note: str, *, json: bool) -
 
 def _show(alerts: tuple[Alert, ...], *, json: bool) -> None:
     if json:
-        print_json([_to_json(alert) for alert in alerts])
+        print_json([alert.facts for alert in alerts])
         return
     rows = [
         [
@@ -115,8 +115,3 @@ def _show(alerts: tuple[Alert, ...], *, json: bool) -> None:
 def _commits(alert: Alert) -> str:
     commits = [commit[:_COMMIT] for commit in (alert.good_commit, alert.bad_commit) if commit]
     return "..".join(dict.fromkeys(commits))
-
-
-def _to_json(alert: Alert) -> dict[str, Any]:
-    fields = {name: getattr(alert, name) for name in alert.__slots__}
-    return {**fields, "metric": alert.metric.key}

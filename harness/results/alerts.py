@@ -1,8 +1,8 @@
 """Alerts: losses in histories, each told once and kept until somebody or a recovery settles it.
 
-`assess` finds an open alert for every loss that has none yet; `review` also keeps them in the
-store. An alert belongs to one loss of one series: however often the history is judged, the loss
-stays the same alert, in any state. When the series recovers at least half of the loss, its
+`assess` finds the alert of every loss, a new one where it has none yet; `review` also keeps them in
+the store. Nothing else matches the two. However often the history is judged, the loss stays the
+same alert, in any state. When the series recovers at least half of the loss, its
 alert is fixed; so it is when later nights refute the loss. Where they refute the recovery, it is
 open again.
 """
@@ -10,9 +10,10 @@ open again.
 import hashlib
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal, get_args
 
@@ -66,6 +67,7 @@ class Alert:
         note: in words, why it has its state.
         told_at: when somebody was told; None until then.
         devices: serials, as `Change` has them: empty for all.
+        change: the loss, as the history has it that `assess` judged; None where that shows none.
     """
 
     id: str
@@ -82,6 +84,13 @@ class Alert:
     changed_at: datetime
     told_at: datetime | None
     devices: tuple[str, ...] = ()
+    change: Change | None = field(default=None, compare=False)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """The fields that the store and JSON have."""
+        names = (name for name in self.__slots__ if name != "change")
+        return {name: getattr(self, name) for name in names} | {"metric": self.metric.key}
 
     @property
     def subject(self) -> str:
@@ -112,12 +121,9 @@ def assess(series: Iterable[Series], known: Iterable[Alert]) -> tuple[Alert, ...
     would.
     """
     alerts = {alert.id: alert for alert in known}
-    of_series: dict[str, list[Alert]] = {}
-    for alert in alerts.values():
-        of_series.setdefault(alert.series, []).append(alert)
+    of_series = by_series(alerts.values())
     for one in series:
-        for alert in _assess_one(one, of_series.get(one.id, [])):
-            alerts[alert.id] = alert
+        alerts |= {alert.id: alert for alert in _assess_one(one, of_series.get(one.id, ()))}
     return tuple(sorted(alerts.values(), key=lambda alert: (-alert.began_at.timestamp(), alert.id)))
 
 
@@ -139,7 +145,7 @@ def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
         rows = connection.execute(select(table)).mappings()
         alerts = {row["id"]: _alert(row) for row in rows if row["series"] in judged}
         for alert in assess(judged.values(), alerts.values()):
-            row = _row(alert)
+            row = alert.facts
             if alert.id not in alerts:
                 # Another process may make the same alert at the same time.
                 with suppress(IntegrityError), connection.begin_nested():
@@ -174,14 +180,22 @@ def review_new(store: ResultsStore) -> tuple[Alert, ...]:
     return new
 
 
-def match_alerts(series: Series, alerts: Iterable[Alert]) -> dict[Change, Alert]:
-    """Find the alert that each loss of a series has, at most one of each.
+def by_series(alerts: Iterable[Alert]) -> Mapping[str, Sequence[Alert]]:
+    """Sort alerts by the id of their series."""
+    found = defaultdict[str, list[Alert]](list)
+    for alert in alerts:
+        found[alert.series].append(alert)
+    return found
+
+
+def _match(series: Series, known: Iterable[Alert]) -> dict[Change, Alert]:
+    """Find the known alert that each loss of a series has, at most one of each.
 
     That is the alert which the loss was named by. Where more of the history is known, a loss may
     have another place and name: then it is the nearest one that is left.
     """
     losses = [change for change in (*series.changes, *series.refuted) if change.is_loss]
-    unmatched = {alert.id: alert for alert in alerts if alert.series == series.id}
+    unmatched = {alert.id: alert for alert in known}
     matches = {
         change: unmatched.pop(name)
         for change in losses
@@ -301,31 +315,32 @@ def _find(location: str, wanted: str, known: Sequence[str]) -> str:
 
 def _assess_one(series: Series, known: Sequence[Alert]) -> Iterator[Alert]:
     """Yield the alerts of a series, with their facts and states as they are now."""
-    alert_of = match_alerts(series, known)
+    alert_of = _match(series, known)
     changes = {alert.id: change for change, alert in alert_of.items()}
     for alert in known:
-        yield _settle(series, _renew(series, alert, changes.get(alert.id)), changes.get(alert.id))
+        yield _settle(series, _renew(series, alert, changes.get(alert.id)))
     for change in series.changes:
         if change.is_loss and change not in alert_of:
-            yield _settle(series, _make_alert(series, change), change)
+            yield _settle(series, _make_alert(series, change))
 
 
 def _renew(series: Series, alert: Alert, change: Change | None) -> Alert:
     if change is None or change.refuted is not None:
-        return alert
+        return replace(alert, change=change)
     return replace(
         _make_alert(series, change), id=alert.id, state=alert.state, note=alert.note,
         changed_at=alert.changed_at, told_at=alert.told_at,
     )  # fmt: skip
 
 
-def _settle(series: Series, alert: Alert, change: Change | None) -> Alert:
+def _settle(series: Series, alert: Alert) -> Alert:
     """Mark an alert as fixed where its series has recovered or refuted the loss.
 
     It is open again where the series has refuted that recovery.
     """
+    change = alert.change
     if alert.state == "fixed" and alert.note.startswith(_RECOVERED):
-        return _open_again(series, alert, change)
+        return _open_again(series, alert)
     if alert.state not in UNSETTLED:
         return alert
     if change is not None and change.refuted is not None:
@@ -338,7 +353,8 @@ def _settle(series: Series, alert: Alert, change: Change | None) -> Alert:
     return replace(alert, state="fixed", note=note, changed_at=now())
 
 
-def _open_again(series: Series, alert: Alert, change: Change | None) -> Alert:
+def _open_again(series: Series, alert: Alert) -> Alert:
+    change = alert.change
     stands = change is not None and change.refuted is None and _recovery(series, alert) is None
     for one in series.refuted if stands else ():
         if series.nights[one.night].at > alert.began_at and not one.is_loss and one.refuted:
@@ -388,14 +404,11 @@ def _make_alert(series: Series, change: Change) -> Alert:
         changed_at=now(),
         told_at=None,
         devices=change.devices,
+        change=change,
     )
 
 
-def _row(alert: Alert) -> dict[str, object]:
-    return {name: getattr(alert, name) for name in alert.__slots__} | {"metric": alert.metric.key}
-
-
 def _alert(row: RowMapping) -> Alert:
-    fields = {name: row[name] for name in Alert.__slots__}
+    fields = {name: row[name] for name in Alert.__slots__ if name != "change"}
     devices = tuple(row["devices"])
     return Alert(**fields | {"metric": find_metric(row["metric"]), "devices": devices})

@@ -6,10 +6,10 @@ changes that a gate reports over all its cells, at most 5 % are expected to be n
 """
 
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.results.alerts import UNSETTLED, Alert
+from harness.results.alerts import UNSETTLED, Alert, by_series
 from harness.results.baseline import BaselinePoint, find_candidate, find_points
 from harness.results.identity import (
     Subject,
@@ -184,17 +184,18 @@ def judge_gate(
     judged = find_candidate(heads, candidate, runs, store.location)
     points = find_points(heads, reference, judged, store.location)
     new = _read(store, judged, options)
-    judged_series = {Subject.of(group.runs[-1]).id for group in new.values()}
+    judged_subjects = {Subject.of(group.runs[-1]).id for group in new.values()}
     unsettled = [
-        alert for alert in alerts if alert.state in UNSETTLED and alert.subject in judged_series
+        alert for alert in alerts if alert.state in UNSETTLED and alert.subject in judged_subjects
     ]
+    of_series = by_series(unsettled)
     old = [_read(store, point, options) for point in points]
     cells, fresh = list[GateCell](), list[str]()
     for key, group in new.items():
         name = _name(group)
         before = next((found for groups in old if (found := _done(groups, key))), None)
         if before is not None:
-            cells += _judge_cell(key, name, before, group, options, unsettled)
+            cells += _judge_cell(key, name, before, group, options, of_series)
         elif (why := _why_apart(key, old, new)) and _metrics(group, group, options):
             cells += (
                 GateCell(key, name, metric, Verdict.NO_VERDICT, why, None, group.side(metric.key))
@@ -255,7 +256,7 @@ def _judge_cell(
     before: _Group,
     after: _Group,
     options: GateOptions,
-    alerts: Sequence[Alert],
+    alerts: Mapping[str, Sequence[Alert]],
 ) -> list[GateCell]:
     wrong = [run for run in after.runs if run.check.outcome == "failed"]
     ids = tuple(run.id for run in after.runs)
@@ -337,16 +338,15 @@ def _judge(cell: GateCell, threshold: float, *, is_change: bool) -> GateCell:
 
 
 def _between(
-    before: _Group, after: _Group, metric: Metric, alerts: Iterable[Alert]
+    before: _Group, after: _Group, metric: Metric, alerts: Mapping[str, Sequence[Alert]]
 ) -> Iterator[Alert]:
     """Yield the losses of a history that began between two sides of one branch."""
     newest = after.runs[-1]
     if before.runs[-1].provenance.git_branch != newest.provenance.git_branch:
         return
     began = max(run.created_at for run in before.runs)
-    for alert in alerts:
-        of_cell = alert.subject == Subject.of(newest).id and alert.metric == metric
-        if of_cell and began < alert.began_at <= newest.created_at:
+    for alert in alerts.get(f"{Subject.of(newest).id}-{metric.key}", ()):
+        if began < alert.began_at <= newest.created_at:
             yield alert
 
 

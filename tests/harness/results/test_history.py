@@ -309,8 +309,8 @@ def test_each_of_two_losses_has_its_alert(store: ResultsStore, flat: Series) -> 
     both = replace(flat, changes=(first, second))
     (other,) = alerts.review(store, [both])
     assert (one.loss, other.loss) == ("-10.0%", "-40.0%")
-    matched = alerts.match_alerts(both, alerts.list_alerts(store))
-    assert {change: alert.id for change, alert in matched.items()} == {
+    found = alerts.assess([both], alerts.list_alerts(store))
+    assert {alert.change: alert.id for alert in found} == {
         first: one.id, second: other.id
     }  # fmt: skip
 
