@@ -23,11 +23,6 @@ def user_path(path: str | os.PathLike[str]) -> Path:
         return Path(path)
 
 
-def path_below(root: Path, path: str | os.PathLike[str]) -> Path:
-    """Return the place below a folder of a file by its absolute path, without `..`."""
-    return root.joinpath(*plain_path(path).parts[1:])
-
-
 def plain_path(path: str | os.PathLike[str]) -> Path:
     """Return a path as an absolute one without `..`."""
     return Path(os.path.normpath(Path(path).absolute()))

@@ -10,7 +10,6 @@ from buildlib.error_base import one_line
 from buildlib.errors import InvalidOptionError, ModelFileError
 from buildlib.graph import interface
 from buildlib.lora.peft import ADAPTER_CONFIG
-from buildlib.paths import path_below
 from buildlib.validation import first_fault
 
 MAX_STRENGTH = 2.0
@@ -118,12 +117,8 @@ class LoraSet(_Model):
         }
 
     @classmethod
-    def load(cls, path: Path, root: Path = Path("/")) -> "LoraSet":
-        """Read the file or folder of `lora_config_path`; paths come back absolute.
-
-        Args:
-            root: folder that absolute paths in the file are below.
-        """
+    def load(cls, path: Path) -> "LoraSet":
+        """Read the file or folder of `lora_config_path`; paths come back absolute."""
         if path.is_dir():
             folders = [path]
             if not (path / ADAPTER_CONFIG).is_file():
@@ -142,10 +137,9 @@ class LoraSet(_Model):
             raise ModelFileError(path, f"not valid YAML ({one_line(str(error), 120)})") from error
         description = _validated(path, data)
 
-        def absolute(folder: Path) -> Path:
-            return path_below(root, folder) if folder.is_absolute() else path.parent / folder
-
-        adapters = (a.model_copy(update={"path": absolute(a.path)}) for a in description.adapters)
+        adapters = (
+            a.model_copy(update={"path": path.parent / a.path}) for a in description.adapters
+        )
         return description.model_copy(update={"adapters": tuple(adapters)})
 
 

@@ -78,15 +78,6 @@ LabDb = Annotated[
         help="Database of the lab's results, which has its queue: postgresql+psycopg://...",
     ),
 ]
-FromHost = Annotated[
-    str,
-    typer.Option(
-        "--from-host",
-        metavar="[USER@]HOST",
-        help="This machine, as SSH reaches it from the hosts of the lab.",
-        show_default=False,
-    ),
-]
 Wait = Annotated[
     float, typer.Option(min=0, help="Seconds to wait for a device that somebody else holds.")
 ]

@@ -23,7 +23,6 @@ from buildlib.errors import ContainerError, InputFileError, VerificationFailedEr
 from buildlib.sizes import size_text
 from buildlib.targets import parse_target
 from harness.cli.arguments import (
-    FromHost,
     Json,
     LabDb,
     ReferenceWith,
@@ -278,7 +277,6 @@ class LabOptions:
     ] = False
     cancel: Annotated[bool, typer.Option("--cancel", help="With --lab: end the build.")] = False
     db: LabDb = None
-    origin: FromHost = ""
 
 
 @with_groups
@@ -300,7 +298,7 @@ def build(
             min=0,
             metavar="GIB",
             help="Memory for stages that run at once; by default two thirds of what is available. "
-            "With --lab: what a worker needs for the build; by default an estimate.",
+            "With --lab: of the worker.",
             show_default=False,
         ),
     ] = None,
@@ -340,7 +338,7 @@ def build(
         for request, folder in model.requests(toolchain):
             job = request.plan()
             job.memory_limit = None if memory is None else int(memory * 2**30)
-            if not lab.cancel:  # before a long build
+            if not lab.lab:  # before a long build
                 check_replaceable(folder, exist_ok=overwrite)
                 _refuse_unwritable(folder, job.weights)
             builds.append((request, job, folder))
@@ -381,18 +379,16 @@ def _build_in_lab(
     """Submit builds to a lab, follow them and fetch their containers, or cancel them."""
     with lab_extra("--lab"):
         from harness.lab.builds import BuildJob, open_lab_builds
-        from harness.lab.content import own_address
     if lab.db is None:
         raise WrongUseError("--lab: name the lab's database by --db or $QNNFARM_LAB")
     results: list[tuple[BuildSummary, VerificationReport | None]] = []
     with open_lab_builds(lab.db) as in_lab:
-        origin = lab.origin or own_address()
-        jobs = [BuildJob.of(one, job, folder, origin) for one, job, folder in builds]
+        jobs = [BuildJob.of(*one) for one in builds]
         if lab.cancel:
             count = sum(in_lab.cancel(job) for job in jobs)
             answers().print(f"{pluralize(count, 'build')} cancelled")
             raise typer.Exit
-        is_new = [in_lab.submit(job) for job in jobs]
+        is_new = [in_lab.submit(job, overwrite=overwrite) for job in jobs]
 
         def hear(answer: "Mapping[str, Any]") -> None:
             """Tell of a verification, which is all that one which failed has."""
@@ -405,9 +401,9 @@ def _build_in_lab(
         try:
             for (one, _, folder), job, new in zip(builds, jobs, is_new, strict=True):
                 tell = partial(_print_line, one.target)
-                container, result = in_lab.follow(job, folder, tell, overwrite=overwrite, hear=hear)
-                tell(f"{'built by' if new else 'built before by'} {result.host}")
-                summary, report = _read_answer({**result.answer, "folder": str(container.path)})
+                _, answer, host = in_lab.follow(job, tell, hear=hear)
+                tell(f"{'built by' if new else 'built before by'} {host}")
+                summary, report = _read_answer({**answer, "folder": str(folder)})
                 results.append((summary if new else _again(asdict(summary), 0), report))
         except KeyboardInterrupt:
             print_remark("the build goes on: the same command follows it, --cancel ends it")

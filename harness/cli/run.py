@@ -9,11 +9,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from harness.cli.arguments import FromHost, Json, MaxParallel, PlanDb, PlanFile, PlanPool, lab_extra
+from harness.cli.arguments import Json, MaxParallel, PlanDb, PlanFile, PlanPool, lab_extra
 from harness.cli.run_progress import RunProgress
 from harness.console import answers, print_json, print_remark, print_rows, remarks
 from harness.errors import WrongUseError
-from harness.lab.content import own_address
 from harness.plans.matrix import cell_as_mapping
 from harness.plans.outcome import Failure, Summary
 from harness.plans.plan_file import Plan, load_plan
@@ -51,7 +50,6 @@ def run(
         bool,
         typer.Option("--cancel", help="With --lab: end the plan's builds, or its newest run."),
     ] = False,
-    origin: FromHost = "",
     json: Json = False,
 ) -> None:
     """Run a plan: containers x devices x workloads, with retries; resumes after a crash.
@@ -63,7 +61,7 @@ def run(
     if cancel and not lab:
         raise WrongUseError("--cancel needs --lab: Ctrl-C ends a plan that runs here")
     if lab:
-        _in_lab(plan_file, db, only or (), origin, fresh=fresh, cancel=cancel)
+        _in_lab(plan_file, db, only or (), fresh=fresh, cancel=cancel)
         return
     console = remarks()
     with open_plan_run(
@@ -81,10 +79,10 @@ def run(
     raise typer.Exit(summary.exit_code)
 
 
-def _build(in_lab: "LabBuilds", plan: Plan, plan_file: Path, origin: str) -> None:
+def _build(in_lab: "LabBuilds", plan: Plan, plan_file: Path) -> None:
     """Let a lab build the containers of a plan."""
     try:
-        builds = in_lab.build_all(plan, plan_file, origin or own_address(), print_remark)
+        builds = in_lab.build_all(plan, plan_file, print_remark)
     except KeyboardInterrupt:
         print_remark("the builds go on: the same command follows them, and runs the cells")
         raise
@@ -94,7 +92,7 @@ def _build(in_lab: "LabBuilds", plan: Plan, plan_file: Path, origin: str) -> Non
 
 
 def _in_lab(
-    plan_file: Path, db: str | None, only: Sequence[str], origin: str, *, fresh: bool, cancel: bool
+    plan_file: Path, db: str | None, only: Sequence[str], *, fresh: bool, cancel: bool
 ) -> None:
     """Submit a plan to a lab and follow it, or cancel its builds and its newest run."""
     with lab_extra("--lab"):
@@ -105,7 +103,7 @@ def _in_lab(
     if any(entry.build for entry in plan.containers):
         with open_lab_builds(find_database(plan, plan_file, db)) as in_lab:
             if not cancel:
-                _build(in_lab, plan, plan_file, origin)
+                _build(in_lab, plan, plan_file)
             elif count := in_lab.cancel_all(plan, plan_file):
                 answers().print(f"{pluralize(count, 'build')} cancelled")
                 return  # their cells are submitted once they are built
@@ -113,7 +111,7 @@ def _in_lab(
         if cancel:
             answers().print(f"{pluralize(lab_run.jobs.cancel(lab_run.id), 'cell')} cancelled")
             return
-        submitted = lab_run.submit(origin or own_address())
+        submitted = lab_run.submit()
         console.print(
             f"{pluralize(submitted, 'cell')} submitted, "
             f"{lab_run.done_before} of {len(lab_run.cells)} done"

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import FromHost, LabDb, MaxParallel, PoolFile, lab_extra
+from harness.cli.arguments import LabDb, MaxParallel, PoolFile, lab_extra
 from harness.console import print_remark
 from harness.errors import WrongUseError
 
@@ -22,29 +22,16 @@ def worker(
             "all hosts.",
         ),
     ] = 30.0,
-    build_memory: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="GIB",
-            help="Memory for builds; by default two thirds of what is available now. 0 leaves "
-            "builds to other hosts.",
-            show_default=False,
-        ),
-    ] = None,
-    origin: FromHost = "",
-    nightly: Annotated[
+    builds: Annotated[
         Path | None,
         typer.Option(
-            metavar="PLAN.yaml",
-            help="Plan whose nights the lab runs at the times of --cron; one worker of all that "
-            "have it runs each, by `qnnfarm nightly --lab`.",
+            exists=True,
+            file_okay=False,
+            metavar="FOLDER",
+            help="Run builds, too; they write below this folder, which all hosts share.",
             show_default=False,
         ),
     ] = None,
-    cron: Annotated[
-        str, typer.Option(metavar="CRON", help="When nights begin, in UTC.")
-    ] = "0 2 * * *",
 ) -> None:
     """Run cells and builds that --lab submits on this host.
 
@@ -61,9 +48,6 @@ def worker(
         pool,
         max_parallel=max_parallel,
         dead_after_s=dead_after,
-        build_memory=None if build_memory is None else int(build_memory * 2**30),
-        host=origin,
-        nightly=nightly,
-        cron=cron,
+        builds=builds,
         on_progress=print_remark,
     )

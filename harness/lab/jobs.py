@@ -1,8 +1,8 @@
 """Jobs of a lab: cells in procrastinate's queue, and their ends.
 
 procrastinate keeps its tables (`procrastinate_*`) in the database of the results, beside ours:
-`lab_plan_runs`, the runs of plans; `lab_cells`, how each of their cells ended and where;
-`lab_workers`; and `lab_files`, the files that each of them can send to others.
+`lab_plan_runs`, the runs of plans; `lab_cells`, how each of their cells ended and where; and
+`lab_workers`.
 """
 
 import asyncio
@@ -10,10 +10,8 @@ import hashlib
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import procrastinate
@@ -37,7 +35,7 @@ from sqlalchemy import (
 
 from buildlib.closeable import Closeable
 from harness.errors import StoreError, StoreUnavailableError, WrongUseError, one_line
-from harness.lab.content import CellFiles, Found
+from harness.lab.content import CellFiles
 from harness.plans.cell_runner import PlanSettings
 from harness.plans.cells import Cell
 from harness.results.database import connection_string, database_file, shown
@@ -65,11 +63,6 @@ _BACKLOG = (
     " AND (scheduled_at IS NULL OR scheduled_at <= now()) GROUP BY queue_name"
     ") queue JOIN procrastinate_jobs ON id = first"
 )
-_QUEUES = (
-    "SELECT queue_name FROM procrastinate_jobs WHERE status = 'todo' AND task_name = %(task)s"
-    " GROUP BY queue_name ORDER BY min(id)"
-)
-
 _WORKERS = select(text("id")).select_from(text("procrastinate_workers"))
 _metadata = MetaData()
 plan_runs = Table(
@@ -102,14 +95,6 @@ workers = Table(
     Column("devices", Integer, nullable=False),
     Column("since", UtcDateTime, nullable=False),
 )
-files = Table(
-    "lab_files",
-    _metadata,
-    Column("worker", BigInteger, primary_key=True, autoincrement=False),
-    Column("sha256", String(64), primary_key=True, index=True),
-    Column("host", Text, nullable=False),  # as SSH reaches it
-    Column("path", Text, nullable=False),
-)
 
 _ENDS = ("status", "host", "device", "error", "reason", "summary", "duration_s", "changed_at")
 _RECORD = (
@@ -135,12 +120,10 @@ class CellJob(Taken):
     """A cell of a plan's run, as a job.
 
     Attributes:
-        origin: host of the files that the cell names.
-        files: that it reads there.
+        files: that it reads.
     """
 
     plan_run: str
-    origin: str
     cell: Cell
     files: CellFiles
     settings: PlanSettings
@@ -197,7 +180,8 @@ class LabJobs(Closeable):
             raise WrongUseError(f"{location} is a file; {reason}")
         self._location = shown(location)
         self.worker = -1
-        self._introduction = "", 0
+        self.host = ""
+        self._devices = 0
         self._taking = threading.Lock()
         self._held: set[tuple[int | None, int]] = set()  # jobs that this process has, and as whom
         self._heard_at = float("-inf")
@@ -261,19 +245,16 @@ class LabJobs(Closeable):
         self,
         plan_run: str,
         settings: PlanSettings,
-        origin: str,
         chosen: Iterable[tuple[Cell, CellFiles, int]],
     ) -> int:
         """Put cells that neither wait nor run into the queue; return their number.
 
         Args:
-            origin: host of the files that the cells name.
             chosen: cells with their files and priorities; the highest run first.
         """
         live = self.live(plan_run)
         arguments: dict[str, Any] = {
             "plan_run": plan_run,
-            "origin": origin,
             "settings": settings.model_dump(mode="json"),
         }
         jobs = [
@@ -356,40 +337,12 @@ class LabJobs(Closeable):
 
     def register(self, host: str, devices: int) -> None:
         """Begin as a worker of a host that has so many devices."""
-        self._introduction = host, devices
+        self.host, self._devices = host, devices
         self.worker = self._call(self._app.job_manager.register_worker())
         row = {"id": self.worker, "host": host, "devices": devices, "since": now()}
         with self.store.database.writing() as connection:
             connection.execute(delete(workers).where(workers.c.id.not_in(_WORKERS)))
-            connection.execute(delete(files).where(files.c.worker.not_in(_WORKERS)))
             connection.execute(insert(workers).values(row))
-
-    def announce(self, host: str, contents: Mapping[str, Path]) -> None:
-        """Name the files that this worker's host has for others, in place of earlier ones.
-
-        Args:
-            host: as SSH reaches it.
-            contents: files by SHA-256.
-        """
-        own = {"worker": self.worker, "host": host}
-        rows = [own | {"sha256": sha256, "path": str(path)} for sha256, path in contents.items()]
-        with self.store.database.writing() as connection:
-            connection.execute(delete(files).where(files.c.worker == self.worker))
-            if rows:
-                connection.execute(insert(files), rows)
-
-    def holders(self, contents: Collection[str]) -> Found:
-        """Find files on other hosts with a live worker: hosts and paths by SHA-256."""
-        query = select(files.c.sha256, files.c.host, files.c.path).where(
-            files.c.sha256.in_(contents)
-            & files.c.worker.in_(_WORKERS)
-            & (files.c.worker != self.worker)
-        )
-        holders = defaultdict[str, list[tuple[str, str]]](list)
-        with self.store.database.reading() as connection:
-            for sha256, host, path in connection.execute(query):
-                holders[sha256].append((host, path))
-        return holders
 
     def unregister(self) -> None:
         """End as a worker."""
@@ -404,7 +357,7 @@ class LabJobs(Closeable):
         manager = self._app.job_manager
         self._call(manager.update_heartbeat(self.worker))
         if not self._rows(_KNOWN, worker=self.worker):
-            self.register(*self._introduction)
+            self.register(self.host, self._devices)
         # Where we could not be heard, others could not: they have as long again.
         was_heard = time.monotonic() - self._heard_at < dead_after_s
         self._heard_at = time.monotonic()
@@ -452,34 +405,15 @@ class LabJobs(Closeable):
                 taken.job,
                 taken.worker,
                 str(arguments["plan_run"]),
-                str(arguments["origin"]),
                 Cell.from_json(str(arguments["cell"])),
                 CellFiles.model_validate(arguments["files"]),
                 PlanSettings.model_validate(arguments["settings"]),
             )
         except (ValueError, KeyError) as error:
             reason = f"the qnnfarm of this host cannot read it: {error}"
-            self.record(taken, CellEnd("failed", self._introduction[0], reason=reason))
+            self.record(taken, CellEnd("failed", self.host, reason=reason))
             self.finish(taken, Status.FAILED)
             return None
-
-    def put_once(self, job: Job, name: str, timestamp: int) -> bool:
-        """Put a periodic job into the queue; return whether it is the first for this time.
-
-        Args:
-            name: of the periodic job.
-            timestamp: its time in seconds since 1970, which the job's arguments have, too.
-        """
-        defer = self._app.job_manager.defer_periodic_job
-        try:
-            number = self._call(defer(job=job, periodic_id=name, defer_timestamp=timestamp))
-        except exceptions.AlreadyEnqueued:  # the one before still waits
-            return False
-        return number is not None
-
-    def queues(self, task: str) -> Sequence[str]:
-        """Return the queues of a task in which jobs wait, that of the oldest first."""
-        return [row["queue_name"] for row in self._rows(_QUEUES, task=task)]
 
     def take(self, queue: str) -> Taken | None:
         """Take the first job of a queue, which is then this worker's; `None` if there is none."""

@@ -1,5 +1,7 @@
 """A plan's run in a lab: its cells are submitted, followed from any host, and cancelled."""
 
+import getpass
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -7,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import ConfigFileError, FailureClass
-from harness.lab.content import find_files, own_address
+from harness.lab.content import find_files
 from harness.lab.jobs import CellEnd, LabJobs, insist
 from harness.plans.cell_queue import Durations
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache, PlanSettings
@@ -49,7 +51,7 @@ class LabRun:
         """Number of cells that were done when it was opened."""
         return len(self.cells) - len(self.submitted)
 
-    def submit(self, origin: str) -> int:
+    def submit(self) -> int:
         """Submit the cells that are not done, do not wait and do not run; return their number."""
         cells = [cell for cell in self.cells if cell.key in self.submitted]
         durations = Durations(cells)
@@ -58,7 +60,7 @@ class LabRun:
             (cell, its_files, min(round(durations.expected_s(cell) * _PRIORITY_PER_S), _LAST))
             for cell, its_files in zip(cells, files, strict=True)
         )
-        return self.jobs.submit(self.id, PlanSettings.of(self.plan), origin, entries)
+        return self.jobs.submit(self.id, PlanSettings.of(self.plan), entries)
 
     def follow(self, observer: Observer) -> Summary:
         """Wait until no cell waits or runs, and say how each ended.
@@ -153,7 +155,7 @@ def open_lab_run(
         cells = find_cells(plan, plan_file, models, only, members)
         jobs = stack.enter_context(LabJobs(location))
         store = stack.enter_context(LazyResultsStore(location))
-        plan_run = jobs.begin(plan.name, own_address(), fresh=fresh)
+        plan_run = jobs.begin(plan.name, f"{getpass.getuser()}@{socket.getfqdn()}", fresh=fresh)
         runner = DeviceCellRunner(store, models, plan_run)
         lab_run = LabRun(plan, cells, plan_run, jobs, runner, frozenset(), store.location)
         results = lab_run.results(cells, jobs.ends(plan_run))

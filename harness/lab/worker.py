@@ -14,11 +14,9 @@ from pathlib import Path
 
 from procrastinate.jobs import Status
 
-from buildlib.builder.scheduler import usable_memory
-from harness.devices.devices import Devices
 from harness.errors import LedgerError, StoreError
 from harness.lab.builds import Builder
-from harness.lab.content import HostFiles, own_address
+from harness.lab.content import check_cell
 from harness.lab.jobs import (
     DEAD_AFTER_S,
     PATIENCE_S,
@@ -29,7 +27,6 @@ from harness.lab.jobs import (
     insist,
     log,
 )
-from harness.lab.nights import Nights, check_cron
 from harness.lab.service import Service
 from harness.plans.cancellation import CancelToken, CellInterrupted
 from harness.plans.cell_queue import CellQueue, Durations
@@ -38,8 +35,6 @@ from harness.plans.cells import Cell
 from harness.plans.lease_requests import PoolSnapshot
 from harness.plans.outcome import CellOutcome, CellResult, Failure
 from harness.plans.outcome_log import OutcomeLog
-from harness.plans.plan_file import load_plan
-from harness.plans.plan_run import find_database
 from harness.plans.protocols import Observer
 from harness.plans.scheduler import MatrixOptions, Scheduler
 from harness.pool.lease import LeasedDevice
@@ -52,7 +47,6 @@ from harness.words import pluralize
 _BEATS = 6
 """Signs of life in the time after which a worker counts as dead."""
 _BACKLOG_S = 1.0
-_ANNOUNCE_S = 10.0
 
 
 class LabQueue:
@@ -210,7 +204,6 @@ class LabRunner:
 
     queue: LabQueue
     store: LazyResultsStore
-    files: HostFiles
     models: ModelCache
 
     def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
@@ -221,12 +214,12 @@ class LabRunner:
         if result is not None:
             self.store.open().interrupt_tries(runner.group_id(job.cell), job.cell.session)
             return result
-        with self.files.localise(job.cell, job.files, job.origin) as here:
-            try:
-                return replace(runner, push=here.push).run(here.cell, device, cancel)
-            except StoreError as error:
-                log.warning("%s: %s waits again", error, cell.label)
-                raise CellInterrupted from error
+        pushes = check_cell(job.cell, job.files, self.models)
+        try:
+            return replace(runner, push=pushes).run(job.cell, device, cancel)
+        except StoreError as error:
+            log.warning("%s: %s waits again", error, cell.label)
+            raise CellInterrupted from error
 
 
 class _Log(Observer):
@@ -258,10 +251,7 @@ def work(
     *,
     max_parallel: int | None = None,
     dead_after_s: float = DEAD_AFTER_S,
-    build_memory: int | None = None,
-    host: str = "",
-    nightly: Path | None = None,
-    cron: str = "",
+    builds: Path | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> None:
     """Run cells and builds of the lab's queue until a KeyboardInterrupt.
@@ -272,23 +262,14 @@ def work(
         location: URL of the database with results and queue.
         max_parallel: most devices at once.
         dead_after_s: a worker that was not heard of for so long is dead; the same for all.
-        build_memory: bytes for builds; by default two thirds of those available now.
-        host: this one, as SSH of others reaches it; by default its own name.
-        nightly: plan with nights, of which it runs those that no other worker takes.
-        cron: when they begin, in UTC.
+        builds: folder that builds may write to; without it, they are left to other hosts.
         on_progress: called with a line for each cell.
     """
-    plan = None
-    if nightly is not None:
-        check_cron(cron)
-        plan = load_plan(nightly)
-        find_database(plan, nightly)  # the plan's own is the lab's
     models = ModelCache()
     with ExitStack() as stack:
         jobs = stack.enter_context(LabJobs(location))
         store = stack.enter_context(LazyResultsStore(location))
         pool = stack.enter_context(Pool.open(pool_file, on_progress=on_progress))
-        files = stack.enter_context(HostFiles(models, Devices(), holders=jobs.holders))
         name, devices = socket.gethostname(), len(pool.members())
         jobs.register(name, devices)
         on_progress(f"worker {jobs.worker} serves {pluralize(devices, 'device')}")
@@ -297,21 +278,17 @@ def work(
         outcomes = OutcomeLog({}, journal, Observer())
         outcomes.observer = observer = _Log(on_progress, outcomes.forget)
         options = MatrixOptions(max_parallel, float("inf"), "qnnfarm worker")
-        runner = LabRunner(queue, store, files, models)
+        runner = LabRunner(queue, store, models)
 
         def serve() -> None:
             scheduler = Scheduler(queue, outcomes, pool, runner, options, observer)
             queue.scheduler = scheduler
             scheduler.run()
 
-        memory = usable_memory() if build_memory is None else build_memory
-        address = host or own_address()
         others = ExitStack()
         others.enter_context(_Heartbeat(journal, dead_after_s))
-        others.enter_context(_Announcer(jobs, files, address))
-        others.enter_context(Builder(jobs, files, memory, address, on_progress))
-        if plan is not None and nightly is not None:
-            others.enter_context(Nights(jobs, nightly.absolute(), plan.name, cron, on_progress))
+        if builds is not None:
+            others.enter_context(Builder(jobs, builds, on_progress))
         try:
             while not _ends(serve):
                 journal.give_back_all()
@@ -348,20 +325,3 @@ class _Heartbeat(Service):
         journal.aborted |= aborted & {job.job.id for job in jobs.values() if job.job.id}
         if queue.scheduler is not None:
             queue.scheduler.interrupt(keys)
-
-
-class _Announcer(Service):
-    """Tells the lab which files of other hosts, and of builds, this one can send."""
-
-    def __init__(self, jobs: LabJobs, files: HostFiles, address: str) -> None:
-        self._jobs = jobs
-        self._files = files
-        self._address = address
-        self._told: tuple[int, dict[str, Path]] = -1, {}
-        super().__init__(_ANNOUNCE_S)
-
-    def _work(self) -> None:
-        now = self._jobs.worker, self._files.contents()
-        if now != self._told:
-            self._jobs.announce(self._address, now[1])
-            self._told = now

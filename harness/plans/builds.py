@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict
 from buildlib.builder.calibration_text import read_text
 from buildlib.container.container import GenAIContainer
 from buildlib.container.files import check_replaceable
+from buildlib.container.op_packages import KEY as OP_PACKAGES
 from buildlib.error_base import QnnfarmError, one_line
 from buildlib.errors import BuildError, VerificationFailedError
-from buildlib.paths import path_below
 from buildlib.toolchains.registry import ToolchainName, open_toolchain
 from harness.plans.matrix import container_label, resolve_path
 from harness.plans.plan_file import BuildEntry, Plan
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from buildlib.numerics.comparison import StageComparison, VerificationReport
 
 _LORA = "lora_config.lora_config_path"
+_FILES = ("model", "encodings", "calibration")
 
 
 class BuildRequest(BaseModel):
@@ -49,30 +50,33 @@ class BuildRequest(BaseModel):
     toolchain: ToolchainName = "pypi"
     qairt_sdk: Path | None = None
 
-    def at(self, root: Path, scratch: Path | None = None) -> "BuildRequest":
-        """Return it with its files elsewhere: by their absolute paths below a folder.
+    def absolute(self) -> "BuildRequest":
+        """Return it with absolute paths."""
+        own = {key: path.absolute() for key in _FILES if (path := getattr(self, key))}
+        return self.model_copy(update=own)
 
-        Args:
-            scratch: takes a file of adapters with the absolute paths below that folder.
-        """
+    def paths(self) -> Iterator[Path]:
+        """Yield the files and folders that it names, then those that a file of these names."""
         from buildlib.builder_options import move_paths
+        from buildlib.lora.config import LoraSet
 
-        options = move_paths(self.options, lambda path: str(path_below(root, path)))
-        lora = Path(str(options.get(_LORA, "")))
-        if scratch is not None and _LORA in options and lora.is_file():
-            from buildlib.lora.config import LoraSet
+        named = [str(path) for key in _FILES if (path := getattr(self, key))]
 
-            options[_LORA] = str(scratch / "adapters.json")
-            adapters = LoraSet.load(lora, root).model_dump_json()
-            Path(scratch, "adapters.json").write_text(adapters, encoding="utf-8")
-        return self.model_copy(
-            update={
-                "model": path_below(root, self.model),
-                "options": options,
-                "encodings": self.encodings and path_below(root, self.encodings),
-                "calibration": self.calibration and path_below(root, self.calibration),
-            }
-        )
+        def keep(path: str) -> str:
+            named.append(path)
+            return path
+
+        move_paths(self.options, keep)
+        yield from map(Path, named)
+        lora = Path(str(self.options.get(_LORA, "")))
+        if lora.is_file():
+            yield from LoraSet.load(lora).files().values()
+
+    def programs(self) -> str:
+        """Name what it has of its user's own that a build would run; empty if nothing."""
+        if any(OP_PACKAGES in str(key) for key in self.options):
+            return OP_PACKAGES
+        return "--qairt-sdk" if self.qairt_sdk is not None else ""
 
     def arguments(self, options: Path) -> list[str]:
         """Return the arguments of `qnnfarm build` for it, but for `--out`.

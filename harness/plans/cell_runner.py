@@ -39,15 +39,19 @@ class ModelCache:
     """Models by path and runtime, each opened once. Thread-safe."""
 
     def __init__(self) -> None:
-        self._models: dict[tuple[Path, str], Model] = {}
+        self._models: dict[tuple[Path, str], tuple[object, Model]] = {}
         self._lock = threading.Lock()
 
     def open(self, path: Path, runtime: str = DEFAULT_RUNTIME) -> Model:
-        """Open a model; see `open_model`."""
+        """Open a model, again if it was replaced meanwhile; see `open_model`."""
         with self._lock:
-            if (path, runtime) not in self._models:
-                self._models[path, runtime] = open_model(path, runtime)
-            return self._models[path, runtime]
+            now = path.stat() if path.exists() else None
+            identity = now and (now.st_ino, now.st_mtime_ns, now.st_size)
+            before, model = self._models.get((path, runtime), (None, None))
+            if model is None or before != identity:
+                model = open_model(path, runtime)
+                self._models[path, runtime] = identity, model
+            return model
 
 
 class PlanSettings(BaseModel):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import (
-    FromHost,
     Json,
     MaxParallel,
     PlanDb,
@@ -42,7 +41,6 @@ def nightly(
     lab: Annotated[  # noqa: FBT002
         bool, typer.Option("--lab", help="Let the workers of a lab build and measure.")
     ] = False,
-    origin: FromHost = "",
     json: Json = False,  # noqa: FBT002
 ) -> None:
     """Build what changed, run a plan, judge it against its history, report, and send news.
@@ -70,7 +68,7 @@ def nightly(
     archive = Archive(_folder(plan, plan_file), plan.name)
     steps = PlanSteps(
         plan, plan_file, find_database(plan, plan_file, db), pool, max_parallel,
-        None if quiet else remarks(), lab, origin,
+        None if quiet else remarks(), lab,
     )  # fmt: skip
     job = NightlyJob(
         archive,

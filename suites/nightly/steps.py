@@ -13,7 +13,6 @@ from rich.text import Text
 from harness.cli.run_progress import RunProgress
 from harness.errors import HarnessError, MissingStoreError
 from harness.exit_codes import NO_ANSWER
-from harness.lab.content import own_address
 from harness.plans.builds import ContainerBuild, build_containers, without_containers
 from harness.plans.cells import Cell
 from harness.plans.matrix import resolve_path
@@ -52,7 +51,6 @@ class PlanSteps:
         pool_file: overrides the plan's.
         console: for progress; `None` shows none.
         in_lab: whether workers of the lab whose database it is build and measure.
-        origin: this host, as SSH of theirs reaches it; by default its own name.
     """
 
     plan: Plan
@@ -62,7 +60,6 @@ class PlanSteps:
     max_parallel: int | None = None
     console: "Console | None" = None
     in_lab: bool = False
-    origin: str = ""
 
     def build(self) -> Sequence[ContainerBuild]:
         """See `Steps`."""
@@ -70,9 +67,8 @@ class PlanSteps:
             return build_containers(self.plan, self.plan_file, self._show)
         from harness.lab.builds import open_lab_builds
 
-        origin = self.origin or own_address()
         with open_lab_builds(self.db) as in_lab:
-            return in_lab.build_all(self.plan, self.plan_file, origin, self._show)
+            return in_lab.build_all(self.plan, self.plan_file, self._show)
 
     def measure(
         self, *, fresh: bool, skipped: Collection[str], on_begin: Callable[[str], None]
@@ -100,7 +96,7 @@ class PlanSteps:
 
         with open_lab_run(self.plan_file, plan=plan, db=self.db, fresh=fresh) as lab_run:
             on_begin(lab_run.id)
-            lab_run.submit(self.origin or own_address())
+            lab_run.submit()
             with self._observer(lab_run.cells, lab_run.done_before) as observer:
                 return lab_run.follow(observer)
 

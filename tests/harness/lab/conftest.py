@@ -1,11 +1,10 @@
-"""Hosts of a lab: a database that all share, and a machine that SSH reaches."""
+"""Hosts of a lab: a database that all share."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.postgresql_server import PostgresqlServer
-from tests.ssh_server import SshServer, running_ssh_server
 
 
 @pytest.fixture(scope="module")
@@ -14,12 +13,3 @@ def server(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlServer]:
     postgresql_server.create("lab")
     yield postgresql_server
     postgresql_server.drop("lab")
-
-
-@pytest.fixture(scope="module")
-def ssh_server(
-    tmp_path_factory: pytest.TempPathFactory, new_port: Callable[[], int]
-) -> Iterator[SshServer]:
-    """Every other host, reached as `board`."""
-    with running_ssh_server(tmp_path_factory.mktemp("ssh"), new_port()) as server:
-        yield server

@@ -223,7 +223,7 @@ def test_container_is_measured_once_and_stored(lab: Lab, tiny_bundle: Path) -> N
 def test_worker_that_was_taken_for_dead_takes_jobs_again(lab: Lab) -> None:
     plan = lab.plan("true", "true", devices=[{"soc": "SM8650"}])  # no host of the lab has it
     with open_lab_run(plan) as run:
-        run.submit("nowhere.invalid")
+        run.submit()
         queue = queue_name(run.cells[0])
         run.jobs.register("h9", 1)
         lost = run.jobs.fetch(queue)
@@ -243,7 +243,7 @@ def test_job_that_a_server_gave_to_nobody_waits_again(lab: Lab) -> None:
     """Its worker lives, but the server went away between giving the job and saying so."""
     plan = lab.plan("true", "true", devices=[{"soc": "SM8650"}])  # no host of the lab has it
     with open_lab_run(plan) as run:
-        run.submit("nowhere.invalid")
+        run.submit()
         queue = queue_name(run.cells[0])
         run.jobs.register("h9", 1)
         held = run.jobs.fetch(queue)
@@ -266,7 +266,7 @@ def test_job_that_a_server_gave_to_nobody_waits_again(lab: Lab) -> None:
 
 def test_cell_of_another_version_fails_and_ends_no_worker(lab: Lab) -> None:
     with open_lab_run(lab.plan("true", devices=[{"soc": "SM8650"}])) as run:
-        run.submit("nowhere.invalid")
+        run.submit()
         other = "UPDATE procrastinate_jobs SET args = jsonb_set(args, '{cell}', '\"{}\"')"
         lab.ask(other)
         run.jobs.register("h9", 1)

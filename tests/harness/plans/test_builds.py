@@ -1,16 +1,13 @@
 """Builds of a plan's containers: real ones, whose stages other tests have cached."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from buildlib.paths import path_below
-from harness.plans.builds import BuildRequest, build_containers, without_containers
+from harness.plans.builds import build_containers, without_containers
 from harness.plans.plan_file import Plan
 from suites.models import tiny_llama
-from suites.models.tiny_llama import lora
 
 WORK = [{"kind": "command", "command": ["true"]}]
 BUILD = {
@@ -67,34 +64,6 @@ def test_paths_among_the_options_are_relative_to_the_plan(
     plan = make_plan(containers=[{"path": "head", "build": BUILD | {"options": options}}])
     (build,) = build_containers(plan, tmp_path / "plan.yaml")
     assert f"{tmp_path}/trained/{path}" in build.error
-
-
-def test_adapters_move_with_the_file_that_names_them(tmp_path: Path) -> None:
-    """One by an absolute path, the other by one that goes up."""
-    home, away, scratch = (tmp_path / name for name in ("home", "away", "scratch"))
-    shutil.copytree(lora.folder(), home / "adapters")
-    (home / "config").mkdir()
-    (home / "config" / "lora.yaml").write_text(
-        f"adapters:\n  - {{name: law, path: {home / 'adapters' / 'law'}}}\n"
-        "  - {name: psalms, path: ../adapters/psalms}\n"
-    )
-    options = {
-        "arn_cl_options.auto_regression_number": [1, 32],
-        "arn_cl_options.context_length": [192],
-        "lora_config.lora_config_path": str(home / "config" / "lora.yaml"),
-    }
-    model, target = tiny_llama.folder(), "SM8750:emulator"
-    request = BuildRequest(model=model, target=target, options=options)
-    files = request.plan().files()
-    assert all(".." not in path.parts for path in files)
-    for path in files:
-        path_below(away, path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, path_below(away, path))
-    shutil.rmtree(home)
-    scratch.mkdir()
-    moved = request.at(away, scratch).plan().files()
-    assert len(moved) == len(files)
-    assert {path.relative_to(tmp_path).parts[0] for path in moved} == {"away", "scratch"}
 
 
 def test_a_folder_that_is_no_container_is_never_replaced(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_submitter_submits_and_follows_and_administers_nothing(
             connection.exec_driver_sql("UPDATE runs SET writer = 'x', created_at = '2020-01-01'")
     with LabJobs(url(server, "ada", "secret")) as ada:
         run = ada.begin("p", "ada@laptop", fresh=False)
-        assert ada.submit(run, SETTINGS, "laptop", [(CELL, CellFiles(), 1)]) == 1
+        assert ada.submit(run, SETTINGS, [(CELL, CellFiles(), 1)]) == 1
         assert set(ada.live(run)) == {CELL.key}
         with LabJobs(url(server, "station", "other")) as station:
             station.register("h1", 1)
@@ -81,7 +81,7 @@ def test_submitter_submits_and_follows_and_administers_nothing(
             station.beat(30)
             station.store.begin_run(make_run()).finish()
             assert set(ada.ends(run)) == {CELL.key}
-            assert ada.submit(run, SETTINGS, "laptop", [(CELL, CellFiles(), 1)]) == 1
+            assert ada.submit(run, SETTINGS, [(CELL, CellFiles(), 1)]) == 1
             with pytest.raises(StoreUnavailableError, match="permission denied"):
                 ada.cancel(run)
             assert station.cancel(run) == 1
