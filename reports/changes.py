@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from harness.results.alerts import UNSETTLED, Alert, by_series
 from harness.results.history import LEVEL_NIGHTS, MeasuredNight, Series
 from harness.results.metrics import Direction
+from harness.results.perplexity import PERPLEXITY
 from harness.results.statistics.changes import MIN_NIGHTS
 from harness.results.statistics.changes import Change as Level
 from harness.results.verdicts import Verdict, allowed_loss, judge
@@ -30,6 +31,7 @@ CONFIDENCE = 0.95
 _CAUTION = 5.0
 """Times that nights vary together more than was seen: a few cannot show slow movements."""
 SPARK_POINTS = 30
+_SOON = "one night is not enough, the next one will tell"
 NEWEST = 14
 """Nights in which a settled change of level is news; later it is the past."""
 
@@ -84,10 +86,16 @@ class ShownChange:
     @property
     def _is_apart(self) -> bool:
         """True where the last night differs by more than the nights before it do."""
-        if self.verdict is not Verdict.NO_VERDICT or self.low is None or self.high is None:
+        low, high = self.bounds
+        if self.verdict is not Verdict.NO_VERDICT or low is None or high is None:
             return False
-        apart = self.low > 1 or self.high < 1
-        return apart and abs(self.gain) > allowed_loss(self.series.metric)
+        return (low > 1 or high < 1) and abs(self.gain) > allowed_loss(self.series.metric)
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The interval that a verdict goes by; a perplexity has no noise, so none around it."""
+        is_exact = self.series.metric.key == PERPLEXITY
+        return (self.ratio, self.ratio) if is_exact else (self.low, self.high)
 
     @property
     def note(self) -> str:
@@ -99,10 +107,10 @@ class ShownChange:
             return self.scope
         if self.verdict is not Verdict.NO_VERDICT:
             return ""
-        if self._is_apart:
-            return "one night is not enough"
         if len(self.series.nights) <= MIN_NIGHTS:
             return f"{len(self.series.nights)} nights, and a verdict needs {MIN_NIGHTS + 2}"
+        if self._is_apart:
+            return _SOON
         return "nights differ too much"
 
 
@@ -168,11 +176,10 @@ def _of_last_night(series: Series) -> ShownChange | None:
     if not past or any(one.night == last for one in series.changes):
         return None
     night = _compare(series, past, present, Verdict.NO_VERDICT)
-    metric = series.metric
-    if night.low is None or night.high is None or metric.direction is Direction.NEITHER:
+    metric, (low, high) = series.metric, night.bounds
+    if low is None or high is None or metric.direction is Direction.NEITHER:
         return night
-    threshold = allowed_loss(metric)
-    verdict, _ = judge(metric, night.ratio, night.low, night.high, threshold, by_chance=True)
+    verdict, _ = judge(metric, night.ratio, low, high, allowed_loss(metric), by_chance=True)
     return replace(night, verdict=verdict) if verdict is Verdict.NO_DIFFERENCE else night
 
 

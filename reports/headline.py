@@ -140,7 +140,7 @@ def _describe_suspects(suspects: Sequence[ShownChange]) -> Iterator[str]:
     for _, alike in group_by(suspects, lambda one: one.series.subject)[:MOST_NAMED]:
         losses = ", ".join(f"{one.series.metric.label} {percent(one.ratio - 1)}" for one in alike)
         name = alike[0].series.name
-        yield f"{name}, last night only: {losses}; the next night will tell"
+        yield f"{name}, last night only: {losses}; {alike[0].note}"
 
 
 def _lost_comparisons(results: Results, sections: Sequence[Section]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from suites.nightly.night import (
     Night,
     NightFailure,
     Regression,
+    SeriesCounts,
     judge_night,
 )
 
@@ -32,6 +33,18 @@ class Measured:
     cells: Cells
     failures: tuple[NightFailure, ...] = ()
     no_answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """Facts of the histories in the report of a night.
+
+    Attributes:
+        turnover: which of them end or begin.
+    """
+
+    turnover: tuple[str, ...]
+    series: SeriesCounts
 
 
 class Steps(Protocol):
@@ -61,8 +74,8 @@ class Steps(Protocol):
         """Remember that the regressions of a night have been told, and are no news any more."""
         ...
 
-    def write_report(self, path: Path) -> tuple[str, ...] | None:
-        """Write the report; return which histories end or begin, None without any results."""
+    def write_report(self, path: Path, began_at: datetime) -> Reported | None:
+        """Write the report of the night that began then; None without any results."""
         ...
 
 
@@ -130,8 +143,9 @@ class NightlyJob:
             self._measure(draft)
             if not draft.night.error:
                 draft.update(regressions=self.steps.judge())
-            turnover = self.steps.write_report(self.archive.path(night) / REPORT)
-            draft.update(report=turnover is not None, turnover=turnover or ())
+            reported = self.steps.write_report(self.archive.path(night) / REPORT, night.began_at)
+            found = reported or Reported((), SeriesCounts())
+            draft.update(report=reported is not None, turnover=found.turnover, series=found.series)
         except (QnnfarmError, OSError) as error:
             draft.update(error=one_line(str(error), 1000))
         except Exception as error:  # noqa: BLE001  (a job that nobody watches tells its bugs, too)

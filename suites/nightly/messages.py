@@ -72,6 +72,7 @@ def compose(night: Night, settings: NightlyEntry) -> Notification:
             "containers": [each.model_dump() for each in night.containers],
             "regressions": [each.model_dump(mode="json") for each in night.regressions],
             "failures": [each.model_dump() for each in night.failures],
+            "series": night.series.model_dump(),
             "news": list(night.news),
             "report": report or None,
         },
@@ -104,6 +105,8 @@ def _body(night: Night, report: str) -> Iterator[str]:
         yield f"Commit: {night.commit}{f' ({night.branch})' if night.branch else ''}"
     count, cells = night.cells.done, night.cells
     yield f"Cells: {count} of {count + cells.failed + cells.left} done"
+    if night.series.judged or night.series.unjudged:
+        yield f"Series: {night.series.judged} with a verdict, {night.series.unjudged} without"
     if report:
         yield f"Report: {report}"
 

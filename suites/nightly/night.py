@@ -39,6 +39,20 @@ class Cells(_Part):
     left: int = 0
 
 
+class SeriesCounts(_Part):
+    """Number of the series that were measured this night.
+
+    Attributes:
+        judged: with a verdict of `qnnfarm report`.
+        unjudged: without one, as with too few nights.
+        suspected: of these, how many were worse than the nights before explain.
+    """
+
+    judged: int = 0
+    unjudged: int = 0
+    suspected: int = 0
+
+
 class NightFailure(_Part):
     """A cell that was not measured, or a container that could not be built.
 
@@ -99,6 +113,7 @@ class Night(_Part):
         plan_run_id: of the plan's journal; `None` before the plan began.
         verdict: `None` while it is not over.
         error: why there is no answer.
+        series: how many of them had a verdict.
         turnover: series that have ended or begun, as the report says it.
         news: those of them that are new since the night before.
         report: whether there is a report.
@@ -119,6 +134,7 @@ class Night(_Part):
     cells: Cells = Cells()
     failures: tuple[NightFailure, ...] = ()
     regressions: tuple[Regression, ...] = ()
+    series: SeriesCounts = SeriesCounts()
     turnover: tuple[str, ...] = ()
     news: tuple[str, ...] = ()
     verdict: Verdict | None = None
@@ -146,8 +162,8 @@ class Night(_Part):
 
     @property
     def text(self) -> str:
-        """Name the problems in one line; `all is well` if there are none."""
-        return "; ".join(self._parts()) or f"all is well, {self.cells.done} cells done"
+        """Name the problems in one line; if there are none, say of how much that is known."""
+        return "; ".join(self._parts()) or self._quiet
 
     @property
     def details(self) -> tuple[tuple[str, bool], ...]:
@@ -160,8 +176,18 @@ class Night(_Part):
     @property
     def summary(self) -> str:
         """Say the verdict and the number of problems, above a list of them."""
-        text = "; ".join(self._parts(named=False)) or f"all is well, {self.cells.done} cells done"
+        text = "; ".join(self._parts(named=False)) or self._quiet
         return text if self.error else f"{self.verdict}: {text}"
+
+    @property
+    def _quiet(self) -> str:
+        series, done = self.series, f"{pluralize(self.cells.done, 'cell')} done"
+        worse = f" ({series.suspected} worse than before)" if series.suspected else ""
+        if not series.judged and series.unjudged:
+            return f"no verdict on any of {series.unjudged} series yet{worse}, {done}"
+        well = f"all is well in {series.judged} series" if series.judged else "all is well"
+        unknown = f"no verdict on {series.unjudged} more{worse}" if series.unjudged else ""
+        return ", ".join(filter(None, (well, unknown, done)))
 
     def _parts(self, *, named: bool = True) -> Iterator[str]:
         if self.error:

@@ -30,10 +30,11 @@ from harness.results.alerts import (
 from harness.results.provenance import git_state
 from harness.results.store import ResultsStore
 from harness.results.turnover import find_turnover
+from harness.results.verdicts import Verdict
 from reports import page
 from reports.devices import read_device_health
-from suites.nightly.job import Measured
-from suites.nightly.night import Cells, Night, NightFailure, Regression
+from suites.nightly.job import Measured, Reported
+from suites.nightly.night import Cells, Night, NightFailure, Regression, SeriesCounts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -131,7 +132,7 @@ class PlanSteps:
             with ResultsStore.open(self.db) as store:
                 mark_told(store, [each.id for each in night.regressions])
 
-    def write_report(self, path: Path) -> tuple[str, ...] | None:
+    def write_report(self, path: Path, began_at: datetime) -> Reported | None:
         """See `Steps`; plain commands leave no results."""
         from reports import html_file  # with Jinja
 
@@ -140,7 +141,8 @@ class PlanSteps:
         except MissingStoreError:
             return None
         html_file.write(html_file.render(composed, datetime.now(UTC)), path)
-        return find_turnover(composed.results.series)
+        series = composed.results.series
+        return Reported(find_turnover(series), _count_series(composed, began_at))
 
     def _device_health(self) -> "Sequence[DeviceHealth]":
         pool_file = self.pool_file
@@ -155,6 +157,15 @@ class PlanSteps:
     def _show(self, words: str) -> None:
         if self.console is not None:
             self.console.print(Text(words), soft_wrap=True)
+
+
+def _count_series(composed: page.Page, began_at: datetime) -> SeriesCounts:
+    """Count the series that have been measured since, by the verdicts of a report."""
+    ids = {one.id for one in composed.results.series if one.newest.created_at >= began_at}
+    changes = [one for section in composed.sections for one in section.changes]
+    judged = {one.series.id for one in changes if one.verdict is not Verdict.NO_VERDICT} & ids
+    suspected = {one.series.id for one in changes if one.is_suspect} & ids - judged
+    return SeriesCounts(judged=len(judged), unjudged=len(ids - judged), suspected=len(suspected))
 
 
 def measured(summary: "Summary") -> Measured:

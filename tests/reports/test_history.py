@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from sqlalchemy import delete
 
 from harness.results import schema
 from harness.results.alerts import Alert, AlertState, assess, list_alerts, review_new
+from harness.results.gate import judge_gate
 from harness.results.history import Series, find_series
 from harness.results.records import Run, RunHead, RunMeans
 from harness.results.statistics.changes import History, judge_all
@@ -179,12 +181,12 @@ def test_one_bad_night_is_no_regression_but_worth_a_line() -> None:
     runs = nights([1.0] * 12 + [0.9])
     decode = decode_of(runs)
     assert (decode.verdict, decode.is_suspect) == (Verdict.NO_VERDICT, True)
-    assert decode.note == "one night is not enough"
+    assert decode.note == "one night is not enough, the next one will tell"
     headline = composed(runs).headline
     assert (headline.level, headline.words) == ("doubt", "1 suspected regression")
     (line,) = headline.lines
     assert "last night only: Time to first token +11" in line
-    assert line.endswith("; the next night will tell")
+    assert line.endswith("; one night is not enough, the next one will tell")
 
 
 def test_a_night_that_begins_earlier_by_the_clock_stands_alone() -> None:
@@ -403,6 +405,30 @@ def test_lengths_make_curves_and_one_length_does_not() -> None:
     assert set(found) == {"curve-prompt-prefill", "curve-prompt-decode"}
     assert [row[1] for row in found["curve-prompt-decode"].rows] == [64.0, 512.0, 2048.0]
     assert charts.curve_figures(history(night(0))) == ()
+
+
+@pytest.mark.parametrize(
+    ("now", "words", "is_suspect"),
+    [(13.026, "no difference seen", False), (13.5, "no verdict", True)],
+)
+def test_a_perplexity_of_two_runs_has_the_verdict_of_the_gate(
+    tmp_path: Path, now: float, words: str, *, is_suspect: bool
+) -> None:
+    """It has no noise, so its change needs no interval; an alert of it needs another night."""
+    phone = Sample("SM8750", emulator=False)
+    runs = [
+        changed(phone.run(n, "perplexity", perplexity(value, 12, 13)), created_at=at)
+        for n, value in enumerate((13.0, now))
+        for at in [START + timedelta(days=n)]
+    ]
+    (change,) = (one for one in changes_of(runs) if one.series.metric.key == "perplexity")
+    assert (change.status, change.is_suspect) == (words, is_suspect)
+    with ResultsStore.open(tmp_path / "results.db") as store:
+        for run in runs:
+            store.write_run(run)
+        (cell,) = judge_gate(store, "previous").cells
+    assert cell.verdict == ("regressed" if is_suspect else words)
+    assert change.note == ("2 nights, and a verdict needs 10" if is_suspect else "")
 
 
 def test_perplexity_stands_against_bits_and_size() -> None:

@@ -10,13 +10,17 @@ from filelock import FileLock
 
 from harness.errors import HostFileError, NightlyBusyError, NotificationError, StoreUnavailableError
 from harness.plans.builds import ContainerBuild
-from harness.plans.plan_file import NightlyEntry
+from harness.plans.plan_file import NightlyEntry, Plan
 from harness.pool.config import ReceiverConfig
 from harness.pool.notifications import Notification
+from harness.results.store import ResultsStore
 from suites.nightly.archive import INDEX, RECORD, Archive, night_name
-from suites.nightly.job import Measured, NightlyJob
-from suites.nightly.night import Cells, Night, NightFailure, Regression
+from suites.nightly.job import Measured, NightlyJob, Reported
+from suites.nightly.night import Cells, Night, NightFailure, Regression, SeriesCounts
+from suites.nightly.steps import PlanSteps
+from tests.reports.conftest import Sample, changed
 
+PLAN = {"name": "lab", "workloads": [{"kind": "command", "command": ["true"]}]}
 EVENING = datetime(2026, 11, 22, 22, 30, tzinfo=UTC)
 WELL = Measured(Cells(done=3))
 SLOWER = Regression(
@@ -41,6 +45,7 @@ class Lab:
         self.measured: Measured | BaseException = WELL
         self.regressions: tuple[Regression, ...] = ()
         self.turnover: tuple[str, ...] = ()
+        self.series = SeriesCounts()
         self.settled: set[str] = set()
         self.done: list[str] = []
         self.sent: list[Notification] = []
@@ -81,9 +86,10 @@ class Lab:
     def settle(self, night: Night) -> None:
         self.settled |= {each.cause for each in night.regressions}
 
-    def write_report(self, path: Path) -> tuple[str, ...]:
+    def write_report(self, path: Path, began_at: datetime) -> Reported:
         path.write_text("report")
-        return self.turnover
+        assert began_at == self.time
+        return Reported(self.turnover, self.series)
 
     def send(self, receiver: ReceiverConfig, notification: Notification) -> None:
         if self.deaf:
@@ -112,6 +118,49 @@ def lab(tmp_path: Path) -> Lab:
 )
 def test_a_night_lasts_from_noon_to_noon(moment: str, name: str) -> None:
     assert night_name(datetime.fromisoformat(moment)) == name
+
+
+@pytest.mark.parametrize(
+    ("series", "text"),
+    [
+        ((4, 0, 0), "all is well in 4 series, 3 cells done"),
+        ((4, 2, 0), "all is well in 4 series, no verdict on 2 more, 3 cells done"),
+        (
+            (4, 2, 1),
+            "all is well in 4 series, no verdict on 2 more (1 worse than before), 3 cells done",
+        ),
+        ((0, 2, 1), "no verdict on any of 2 series yet (1 worse than before), 3 cells done"),
+    ],
+)
+def test_a_good_night_says_how_much_was_judged(
+    lab: Lab, series: tuple[int, int, int], text: str
+) -> None:
+    judged, unjudged, suspected = series
+    lab.series = SeriesCounts(judged=judged, unjudged=unjudged, suspected=suspected)
+    night = lab.run()
+    assert (night.verdict, night.text, night.summary) == ("good", text, f"good: {text}")
+    assert text in (lab.folder / INDEX).read_text()
+
+
+def test_the_series_of_a_night_are_counted_by_their_verdicts(tmp_path: Path) -> None:
+    """A speed of many nights, a perplexity of four that got worse, and what another night had."""
+    sample, db = Sample("SM8750", emulator=False), tmp_path / "results.db"
+    made = [
+        (night, "bench", {"decode_tokens_per_s": [50.0, 50 + night % 3 / 10, 50.2]})
+        for night in range(15)
+    ]
+    made += [(night, "perplexity", {"perplexity": [20.0]}) for night in range(11, 14)]
+    made += [(14, "perplexity", {"perplexity": [20.76]})]
+    other = changed(sample.run(0, "generate", {"decode_tokens_per_s": [40.0]}), label="old")
+    with ResultsStore.open(db) as store:
+        store.write_run(other)
+        for number, (night, kind, values) in enumerate(made, 1):
+            at = other.created_at + timedelta(days=night + 1)
+            store.write_run(changed(sample.run(number, kind, values), created_at=at))
+    steps = PlanSteps(Plan.model_validate(PLAN), tmp_path / "plan.yaml", str(db))
+    reported = steps.write_report(tmp_path / "report.html", at - timedelta(hours=1))
+    assert reported is not None
+    assert reported.series == SeriesCounts(judged=1, unjudged=1, suspected=1)
 
 
 def test_a_night_that_is_well_leaves_a_report_and_tells_ended_histories_alone(lab: Lab) -> None:
@@ -275,6 +324,7 @@ def test_a_message_has_all_that_a_program_or_a_reader_of_mail_needs(tmp_path: Pa
         "containers": [{"label": "head", "sha256": "c" * 64, "changed": True}],
         "regressions": [{**SLOWER.model_dump(mode="json")}],
         "failures": [LOST.model_dump()],
+        "series": {"judged": 0, "unjudged": 0, "suspected": 0},
         "news": [],
         "report": "https://lab.example.com/nightly/2026-11-22/report.html",
     }

@@ -29,7 +29,7 @@ from harness.results import schema
 from harness.results.store import ResultsStore
 from harness.virtual_device import manager
 from suites.nightly.archive import Archive
-from suites.nightly.job import Measured, NightlyJob, Steps
+from suites.nightly.job import Measured, NightlyJob, Reported, Steps
 from suites.nightly.night import Cells, Night
 from suites.nightly.steps import PlanSteps
 from tests import system
@@ -133,9 +133,9 @@ class MadeUp:
                 self._session(store, session)
         return Measured(Cells(done=3))
 
-    def write_report(self, path: Path) -> tuple[str, ...] | None:
+    def write_report(self, path: Path, began_at: datetime) -> Reported | None:
         first, self._has_report = not self._has_report, True
-        return self._real.write_report(path) if first else None
+        return self._real.write_report(path, began_at) if first else None
 
     def _session(self, store: ResultsStore, session: int) -> None:
         slower = 1 - self._loss if self._night >= SLOWER_FROM else 1.0
