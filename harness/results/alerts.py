@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal, get_args
 
-from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from harness.errors import NotStoredError
@@ -67,6 +67,7 @@ class Alert:
         note: in words, why it has its state.
         told_at: when somebody was told; None until then.
         devices: serials, as `Change` has them: empty for all.
+        backfilled: whether older results than those that were judged last brought it in.
         change: the loss, as the history has it that `assess` judged; None where that shows none.
     """
 
@@ -84,6 +85,7 @@ class Alert:
     changed_at: datetime
     told_at: datetime | None
     devices: tuple[str, ...] = ()
+    backfilled: bool = False
     change: Change | None = field(default=None, compare=False)
 
     @property
@@ -132,10 +134,15 @@ def assess_store(store: ResultsStore, metrics: Sequence[str]) -> tuple[Alert, ..
     return assess(read_series(store, SeriesFilter(metrics)), list_alerts(store))
 
 
-def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
+def review(
+    store: ResultsStore, series: Iterable[Series], judged_until: datetime | None = None
+) -> tuple[Alert, ...]:
     """Make alerts of losses that have none, mark recoveries, and return the new ones.
 
     Several processes may do so at once; a loss gets one alert.
+
+    Args:
+        judged_until: the newest run that was judged before.
     """
     table = schema.alerts
     judged = {one.id: one for one in series}
@@ -145,6 +152,10 @@ def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
         rows = connection.execute(select(table)).mappings()
         alerts = {row["id"]: _alert(row) for row in rows if row["series"] in judged}
         for alert in assess(judged.values(), alerts.values()):
+            is_late = judged_until is not None and alert.found_at < judged_until - _NIGHT_APART
+            if alert.id not in alerts and is_late:
+                note = "; ".join(filter(None, (alert.note, "in older results")))
+                alert = replace(alert, backfilled=True, note=note)  # noqa: PLW2901
             row = alert.facts
             if alert.id not in alerts:
                 # Another process may make the same alert at the same time.
@@ -160,20 +171,27 @@ def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
 
 def review_new(store: ResultsStore) -> tuple[Alert, ...]:
     """Review the histories in which anything is new since they were reviewed last."""
-    table = schema.reviews
+    table, runs = schema.reviews, schema.runs.c
+    ended = select(func.max(runs.created_at)).where(runs.status != "running")
     with store.database.reading() as connection:
-        marked = {row.subject: row.judged for row in connection.execute(select(table))}
+        rows = connection.execute(select(table)).all()
+        newest = connection.scalar(ended)
+    marked = {row.subject: row.judged for row in rows}
+    judged_until = max((row.until for row in rows if row.until), default=None)
+    until = min(newest, now()) if newest else None  # clocks of hosts may be wrong
     marks = mark_subjects(store)
     news = [subject for subject, mark in marks.items() if marked.get(subject) != mark]
     new = tuple(
-        alert for some in iterate_series(store, subjects=news) for alert in review(store, some)
+        alert
+        for some in iterate_series(store, subjects=news)
+        for alert in review(store, some, judged_until)
     )
 
     def write(connection: Connection) -> None:
         with suppress(IntegrityError):  # another process reviewed them meanwhile: its marks stay
             connection.execute(delete(table))
             for subject, mark in marks.items():
-                connection.execute(insert(table).values(subject=subject, judged=mark))
+                connection.execute(insert(table).values(subject=subject, judged=mark, until=until))
 
     if marked != marks:
         store.database.insist(write)
@@ -329,7 +347,7 @@ def _renew(series: Series, alert: Alert, change: Change | None) -> Alert:
         return replace(alert, change=change)
     return replace(
         _make_alert(series, change), id=alert.id, state=alert.state, note=alert.note,
-        changed_at=alert.changed_at, told_at=alert.told_at,
+        changed_at=alert.changed_at, told_at=alert.told_at, backfilled=alert.backfilled,
     )  # fmt: skip
 
 

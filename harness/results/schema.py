@@ -34,6 +34,7 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    false,
     func,
     insert,
     inspect,
@@ -41,6 +42,7 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import TypeEngine
 
 from harness.errors import StoreUnavailableError
@@ -249,6 +251,7 @@ alerts = Table(
     Column("changed_at", UtcDateTime, nullable=False),
     Column("told_at", UtcDateTime),
     Column("devices", JSON, nullable=False, server_default=text("'[]'")),
+    Column("backfilled", Boolean, nullable=False, server_default=false()),
 )
 
 reviews = Table(
@@ -256,6 +259,7 @@ reviews = Table(
     metadata,
     Column("subject", String(16), primary_key=True),
     Column("judged", String(64), nullable=False),  # mark of the runs that the newest review judged
+    Column("until", UtcDateTime),  # time of the newest of all runs then
 )
 
 
@@ -279,8 +283,10 @@ def prepare(connection: Connection, location: str) -> None:
 
 
 def _upgrade(connection: Connection) -> None:
-    """Give alerts their devices, which version 2 had in their names alone: `P3 alone: ...`."""
-    connection.exec_driver_sql("ALTER TABLE alerts ADD COLUMN devices JSON NOT NULL DEFAULT '[]'")
+    """Add what version 2 had not; it had the devices of alerts in their names: `P3 alone: ...`."""
+    for column in (alerts.c.devices, alerts.c.backfilled, reviews.c.until):
+        definition = CreateColumn(column).compile(dialect=connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {definition}")
     serials = set(connection.scalars(select(runs.c.device_serial).distinct()))
     for alert_id, name in connection.execute(select(alerts.c.id, alerts.c.name)).all():
         words, alone, _ = name.partition(" alone: ")

@@ -87,6 +87,7 @@ class Regression(_Part):
         since: day (UTC) of the first result after the change, as in `qnnfarm alerts`.
         commits: last before and first after the change; empty where unknown.
         is_new: whether nobody was told of it, nor of another one of its cause that explains it.
+        is_old: whether older results brought it in: it is told, and no failure of the night.
     """
 
     id: str
@@ -97,9 +98,11 @@ class Regression(_Part):
     since: str
     commits: tuple[str, ...] = ()
     is_new: bool = True
+    is_old: bool = False
 
     def __str__(self) -> str:
         words = f"{self.metric} of {self.series} {percent(self.change)} since {self.since}"
+        words += ", in older results" if self.is_old else ""
         commits = "..".join(commit[:10] for commit in self.commits)
         return f"{words} ({commits})" if commits else words
 
@@ -150,7 +153,10 @@ class Night(_Part):
 
     @property
     def exit_code(self) -> int:
-        """0: all is well; 1: a regression is open, or something was not measured; 2: no answer."""
+        """0: all is well; 1: a regression is open, or something was not measured; 2: no answer.
+
+        A regression of older results does not count.
+        """
         return {"good": GOOD, "bad": BAD}.get(self.verdict or "", NO_ANSWER)
 
     @property
@@ -169,7 +175,8 @@ class Night(_Part):
     def details(self) -> tuple[tuple[str, bool], ...]:
         """All that is wrong, each in words and whether it is new."""
         error = ((self.error, False),) if self.error else ()
-        regressions = ((str(each), each.is_new) for each in self.regressions)
+        shown = (each for each in self.regressions if each.is_new or not each.is_old)
+        regressions = ((str(each), each.is_new) for each in shown)
         failures = ((str(each), each.is_new) for each in self.failures)
         return (*error, *regressions, *failures)
 
@@ -196,8 +203,9 @@ class Night(_Part):
         for alike in new:
             more = f" and {len(alike) - 1} more with it" if len(alike) > 1 else ""
             yield f"new regression: {alike[0]}{more}"
-        if old := len(_causes(each for each in self.regressions if not each.is_new)):
-            yield f"{pluralize(old, 'regression')} still open"
+        known = (each for each in self.regressions if not (each.is_new or each.is_old))
+        if count := len(_causes(known)):
+            yield f"{pluralize(count, 'regression')} still open"
         if self.failures:
             which = f": {_first(list(map(str, self.failures)))}" if named else ""
             yield f"{len(self.failures)} not measured{which}"
@@ -209,7 +217,7 @@ def judge_night(night: Night, before: Night | None) -> Night:
     """Set the verdict, and the changes since the night before."""
     lasting = {each.key for each in before.failures} if before else set()
     contents = {each.label: each.sha256 for each in before.containers} if before else {}
-    problems = night.failures or night.regressions
+    problems = night.failures or [each for each in night.regressions if not each.is_old]
     last_turnover = before.turnover if before else night.turnover
     verdict: Verdict = "no answer" if night.error else "bad" if problems else "good"
     failures = [

@@ -196,6 +196,7 @@ def _regression(alert: Alert, group: Sequence[Alert]) -> Regression:
         since=f"{alert.began_at:%Y-%m-%d}",
         commits=tuple(commits),
         is_new=is_news(alert, group),
+        is_old=alert.backfilled,
     )
 
 

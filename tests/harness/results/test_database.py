@@ -13,7 +13,7 @@ import pytest
 
 from harness.errors import MissingStoreError, StoreUnavailableError
 from harness.results import schema
-from harness.results.alerts import list_alerts
+from harness.results.alerts import list_alerts, review_new
 from harness.results.database import open_database
 from harness.results.records import Run
 from harness.results.store import ResultsStore
@@ -267,7 +267,9 @@ def make_version_2(place: Place, make_run: MakeRun, names: dict[str, str]) -> No
             f"'{number}', 's-ttft_s', 'ttft_s', '{name}', 'open', {at}, {at}, 1.2, '', {at}, {at}"
         )
         place.run(f"INSERT INTO alerts ({columns}) VALUES ({facts})")  # noqa: S608
-    place.run("ALTER TABLE alerts DROP COLUMN devices")
+    for column in ("alerts DROP COLUMN devices", "alerts DROP COLUMN backfilled"):
+        place.run(f"ALTER TABLE {column}")
+    place.run("ALTER TABLE reviews DROP COLUMN until")
     place.run("UPDATE qnnfarm_results SET version = 2")
 
 
@@ -280,6 +282,8 @@ def test_version_2_gets_the_devices_of_its_alerts(
     with ResultsStore.open(place.location, create=create) as store:
         devices = {alert.id: alert.devices for alert in list_alerts(store)}
         assert len(store.list_runs()) == 2
+    with ResultsStore.open(place.location) as store:
+        review_new(store)
     assert devices == {"1": ("P2", "P3"), "2": (), "3": (), "4": ("P3",)}
     assert place.rows("SELECT max(version) FROM qnnfarm_results") == [(schema.SCHEMA_VERSION,)]
     with ResultsStore.open(place.location, create=not create):

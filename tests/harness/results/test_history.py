@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from harness.errors import CorruptRunError, NotStoredError
-from harness.results import alerts, history
+from harness.results import alerts, history, schema
 from harness.results.history import Series, SeriesFilter, find_series, iterate_series, read_series
 from harness.results.metrics import Measurement, find_metric
 from harness.results.records import Run, RunHead, RunMeans
@@ -497,6 +498,40 @@ def test_a_loss_of_one_phone_is_an_alert_of_that_phone_with_its_build(
     fill([50.0] * 4, start=nights.stop, device__serial="P1", **before)
     assert alerts.review_new(store) == ()
     assert alerts.list_alerts(store)[0].state == "fixed"
+
+
+@IN_A_FILE
+def test_a_loss_that_older_results_bring_in_is_told_from_a_new_one(
+    store: ResultsStore, fill: Fill
+) -> None:
+    """Another phone's results come in late, with a loss of the day before and one of old."""
+    fill([50.0] * 60)
+    assert alerts.review_new(store) == ()
+    fill([50.0] * 20 + [40.0] * 20, device__soc="SM8650", device__serial="B")
+    fill([50.0] * 58 + [40.0] * 2, device__soc="SM8550", device__serial="C")
+    fill([40.0] * 2, start=60)
+    found = {alert.began_at: alert for alert in alerts.review_new(store)}
+    assert {at: one.backfilled for at, one in found.items()} == {
+        FIRST + timedelta(days=20): True,
+        FIRST + timedelta(days=58): False,
+        FIRST + timedelta(days=60): False,
+    }
+    assert found[FIRST + timedelta(days=20)].note == "in older results"
+    fill([40.0] * 3, start=62)
+    assert alerts.review_new(store) == ()
+    assert {one.id: one.backfilled for one in alerts.list_alerts(store)} == {
+        one.id: one.backfilled for one in found.values()
+    }
+
+
+@IN_A_FILE
+def test_a_wrong_clock_makes_no_loss_an_old_one(store: ResultsStore, fill: Fill) -> None:
+    fill([50.0] * 20)
+    fill([50.0], device__serial="B", created_at=datetime(2090, 1, 1, tzinfo=UTC))
+    assert alerts.review_new(store) == ()
+    with store.database.reading() as connection:
+        until = connection.scalars(select(schema.reviews.c.until)).all()
+    assert max(until) < datetime(2090, 1, 1, tzinfo=UTC)
 
 
 @IN_A_FILE

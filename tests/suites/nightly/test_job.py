@@ -278,6 +278,25 @@ def test_no_answer_is_said_once_and_a_bug_is_told_before_it_shows(lab: Lab) -> N
     assert lab.texts[1:] == ["lab 2026-11-23: no answer: ZeroDivisionError: by us"]
 
 
+def test_a_regression_of_older_results_is_told_and_fails_no_night(lab: Lab) -> None:
+    old = SLOWER.model_copy(update={"is_old": True, "since": "2026-09-20"})
+    lab.regressions = (old,)
+    night = lab.run()
+    assert (night.verdict, night.exit_code) == ("good", 0)
+    told = (
+        "lab 2026-11-22: new regression: decode_tokens_per_s of my-llama W4A16 on SM8750 -8.2% "
+        "since 2026-09-20, in older results (aaaaaaaaaa..bbbbbbbbbb)"
+    )
+    assert lab.texts == [told]
+    lab.next_day()
+    night = lab.run()
+    assert (night.text, lab.texts) == ("all is well, 3 cells done", [told])
+    assert [each.id for each in night.regressions] == [old.id]
+    lab.regressions = (old, SLOWER.model_copy(update={"id": "18", "cause": "18"}))
+    lab.next_day()
+    assert lab.run().exit_code == 1
+
+
 def test_a_receiver_that_was_down_is_told_later(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
