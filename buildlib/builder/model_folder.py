@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, GENERATION_FILE, MODEL_FILE, TOKENIZER_FILE
-from buildlib.checkpoint.tokenizer import load_tokenizer, text_windows
+from buildlib.checkpoint.tokenizer import load_tokenizer, spread_windows, text_windows
 from buildlib.container.manifest import LossRecord
 from buildlib.errors import InvalidOptionError, LossTooLargeError, ModelWarning
 from buildlib.files import atomic_write_bytes
@@ -137,22 +137,20 @@ def calibration_windows(
     if text is None or shape is None:
         return []
     config = load_config(model_folder / CONFIG_FILE)
-    tokenizer = model_folder / TOKENIZER_FILE
-    if quantization is None:
-        length = window_length(shape, tokens)
-        count = window_count(length, tokens)
-        windows = text_windows(tokenizer, text, length, config.bos_token_id, count)
-        if tokens is not None:
-            return windows
-        encoder = load_tokenizer(tokenizer)
-        ids = encoder.encode(text, add_special_tokens=False).ids
-        added = encoder.get_added_tokens_decoder().items()
-        special = frozenset(number for number, token in added if token.special)
-        return [*windows, *beginnings(windows, ids, special, config.bos_token_id, shape.ar)]
-    length, count = technique_windows(
-        window_length(shape),
-        quantization.weight_techniques,
-        quantization.technique_kwargs,
-        config.hidden_size,
-    )
-    return text_windows(tokenizer, text, length, config.bos_token_id, count)
+    tokenizer = load_tokenizer(model_folder / TOKENIZER_FILE)
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    if quantization is not None:
+        length, count = technique_windows(
+            window_length(shape),
+            quantization.weight_techniques,
+            quantization.technique_kwargs,
+            config.hidden_size,
+        )
+        return spread_windows(ids, length, count, config.bos_token_id)
+    length = window_length(shape, tokens)
+    windows = spread_windows(ids, length, window_count(length, tokens), config.bos_token_id)
+    if tokens is not None:
+        return windows
+    added = tokenizer.get_added_tokens_decoder().items()
+    special = frozenset(number for number, token in added if token.special)
+    return [*windows, *beginnings(windows, ids, special, config.bos_token_id, shape.ar)]
