@@ -82,7 +82,8 @@ class EncoderRun:
         return EmbeddingResult(tuple(vectors), alone.metrics, alone.profile)
 
     def _embed_together(self, texts: Sequence[str]) -> EmbeddingResult:
-        self.folder.send({_PROMPTS: json.dumps(list(texts), ensure_ascii=False)})
+        prompts = json.dumps(list(texts), ensure_ascii=False)
+        self.folder.send({_PROMPTS: prompts, SUMMARY: ""})  # none of an earlier run is told
         command = [*self._command(), "--prompts_file", _PROMPTS, "--summary", SUMMARY]
         command += ["--trace", _TRACE] if self.trace else []
         try:

@@ -41,20 +41,21 @@ PROFILE = json.dumps(
 
 @dataclass
 class Folder:
-    """A run folder in which a runner left these files."""
+    """A run folder in which a runner leaves these files, and others may have left theirs."""
 
-    files: Mapping[str, str]
+    leaves: Mapping[str, str]
     output: bytes
     fails: bool = False
     on_running: Callable[[float, str], None] | None = None
-    sent: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     commands: list[list[str]] = field(default_factory=list)
 
     def send(self, inputs: Mapping[str, str]) -> None:
-        self.sent |= inputs
+        self.files |= inputs
 
     def run(self, command: Sequence[str], **_: object) -> SimpleNamespace:
         self.commands.append(list(command))
+        self.files |= self.leaves
         if self.on_running is not None:
             self.on_running(10.0, "text 2/2")
         if self.fails:
@@ -70,13 +71,13 @@ class Folder:
 
 def encoder(
     runner: str,
-    files: Mapping[str, str],
+    leaves: Mapping[str, str],
     output: bytes = ROWS.tobytes(),
     *,
     fails: bool = False,
     on_vectors: OnVectors | None = None,
 ) -> tuple[EncoderRun, Folder]:
-    folder = Folder(files, output, fails)
+    folder = Folder(leaves, output, fails)
     run = EncoderRun(
         cast("Device", SimpleNamespace(serial="phone")),
         cast("RunFolder", folder),
@@ -99,7 +100,7 @@ def test_texts_go_through_one_process_of_our_runner() -> None:
     result = run.embed(["a", "\N{SNOWMAN}"], CONFIG)
     assert [vectors.array().tolist() for vectors in result.vectors] == [[[1, 2]], [[3, 4]]]
     assert result.metrics == {"init_s": 0.25, "peak_rss_bytes": 1.0}
-    assert json.loads(folder.sent["prompts.json"]) == ["a", "\N{SNOWMAN}"]
+    assert json.loads(folder.files["prompts.json"]) == ["a", "\N{SNOWMAN}"]
     assert len(folder.commands) == 1
 
 
@@ -116,6 +117,15 @@ def test_what_an_unfinished_process_has_written_is_handed_out() -> None:
     with pytest.raises(RunnerError):
         run.embed(["a", "b"], CONFIG)
     assert told == [[[[1, 2]]]] * 2
+
+
+def test_what_an_earlier_process_wrote_into_the_folder_is_not_handed_out() -> None:
+    told: list[Sequence[object]] = []
+    run, folder = encoder("genie_t2e_run.py", {}, fails=True, on_vectors=told.append)
+    folder.files["summary.json"] = summary((1, 2), (1, 2))
+    with pytest.raises(RunnerError):
+        run.embed(["a", "b"], CONFIG)
+    assert told == []
 
 
 def test_the_vendors_program_takes_one_text_a_process() -> None:
