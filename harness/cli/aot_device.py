@@ -247,7 +247,7 @@ def push(
     runner: RunnerOptions,
     *,
     checkpoint: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="DIR",
             help="The float checkpoint, with which the context's answers are compared first.",
@@ -351,7 +351,7 @@ def _container_of(context: Path) -> GenAIContainer:
     return GenAIContainer.load(folder)
 
 
-def compare_with_float(container: GenAIContainer, checkpoint: Path) -> Agreement:
+def compare_with_float(container: GenAIContainer, checkpoint: str | Path) -> Agreement:
     """Answer prompts on the emulator, and judge each token of the answers by a float model."""
     with tempfile.TemporaryDirectory(prefix="qnnfarm-aot-") as scratch:
         twin = container

@@ -200,6 +200,14 @@ def absolute(path: Path | str | None) -> str | None:
     return None if path is None else str(Path(path).absolute())
 
 
+def find_reference(model: str | None) -> None:
+    """Find the model of an option, or download it, before a device is leased."""
+    if model is not None:
+        from buildlib.builder.model_place import find_model
+
+        find_model(model)
+
+
 @contextmanager
 def lab_extra(name: str) -> Iterator[None]:
     """Name the extra to install where imports for a lab fail, and `name`, which needs them."""

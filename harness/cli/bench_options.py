@@ -19,6 +19,7 @@ from harness.cli.arguments import (
     Timeout,
     Wait,
     absolute,
+    find_reference,
 )
 from harness.cli.device_lease import device_source
 from harness.cli.dialog_options import tell_faults
@@ -109,11 +110,12 @@ class BenchOptions(RecordOptions):
         ),
     ] = None
     reference: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="CHECKPOINT_DIR",
-            help="The checkpoint that the container was built from, to score in float on this host "
-            "for --max-perplexity P%; by default what `qnnfarm perplexity --reference` stored.",
+            help="The checkpoint that the container was built from, as `build` takes it, to score "
+            "in float on this host for --max-perplexity P%; by default what `qnnfarm perplexity "
+            "--reference` stored.",
         ),
     ] = None
     label: Label = None
@@ -141,8 +143,7 @@ class BenchOptions(RecordOptions):
         """
         if self.reference_tokens is not None:
             read_tokens(self.reference_tokens)  # refused before a device is leased
-        if self.reference is not None and not self.reference.is_dir():
-            raise WrongUseError(f"--reference: {self.reference} is not a folder of a checkpoint")
+        find_reference(self.reference)
         return Bench.of(
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
@@ -153,7 +154,7 @@ class BenchOptions(RecordOptions):
             max_perplexity=self.max_perplexity,
             perplexity_text=absolute(self.perplexity_text),
             perplexity_windows=self.perplexity_windows,
-            reference=absolute(self.reference),
+            reference=self.reference,
             **others,
         )
 

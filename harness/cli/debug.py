@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from buildlib.builder.model_place import find_model
 from buildlib.container.container import GenAIContainer
 from buildlib.graph.shape import GraphShape
 from buildlib.replay import factors_of
@@ -75,7 +76,11 @@ def kv(
 def tensor(
     container_dir: ContainerDir,
     reference: Annotated[
-        Path, typer.Option(metavar="CHECKPOINT_DIR", help="The checkpoint, which this host runs.")
+        str,
+        typer.Option(
+            metavar="CHECKPOINT_DIR",
+            help="The checkpoint, as `build` takes it, which this host runs.",
+        ),
     ],
     names: Annotated[
         list[str] | None,
@@ -108,7 +113,8 @@ def tensor(
     model = open_model(container_dir, "graph")
     factors = factors_of(GenAIContainer.load(container_dir), cache)
     shape = GraphShape(max(model.info.ars), model.info.cl)
-    float_model = FloatReference(reference, shape, factors)
+    place = find_model(reference)
+    float_model = FloatReference(place.folder, shape, factors)
     selection = float_model.select(names or ())
     request = GenerationRequest(step + 1, prompt=prompt)
     if selection:

@@ -10,7 +10,14 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from harness.cli.arguments import ContainerDir, Json, KeepIn, RunOptions, write_file
+from harness.cli.arguments import (
+    ContainerDir,
+    Json,
+    KeepIn,
+    RunOptions,
+    find_reference,
+    write_file,
+)
 from harness.cli.groups import with_groups
 from harness.cli.measured import print_from
 from harness.cli.recorded_session import open_recorded_session
@@ -56,10 +63,10 @@ def embed(
         typer.Option("--per-token", help="A vector for each token, instead of one for the text."),
     ] = False,
     reference: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="MODEL",
-            help="What the container was built from, the ONNX or its folder: this host runs it in "
+            help="What the container was built from, as `build` takes it: this host runs it in "
             "float, and the cosine of each text is shown.",
         ),
     ] = None,
@@ -79,13 +86,14 @@ def embed(
     """
     workload = Embed.of(
         texts=_texts(texts, file),
-        reference=None if reference is None else str(reference.expanduser().absolute()),
+        reference=reference,
         min_cosine=min_cosine,
         per_token=per_token,
     )
     _check_output(output, len(workload.texts or ()), per_token=per_token)
     model = open_model(container_dir)
     workload.check(model)
+    find_reference(reference)
     shown = _Progress(workload.texts or (), output, prints=not json and reference is None)
     with open_recorded_session(model, options, command="embed", db=db) as (session, recording):
         session.options = replace(session.options, on_vectors=shown.update)

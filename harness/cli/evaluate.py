@@ -18,6 +18,7 @@ from harness.cli.arguments import (
     RunOptions,
     Runtime,
     absolute,
+    find_reference,
 )
 from harness.cli.dialog_options import System, UseChat
 from harness.cli.groups import with_groups
@@ -62,11 +63,11 @@ def evaluate(
         typer.Option(min=1, help="Tokens of an answer that is checked; by default 256."),
     ] = None,
     reference: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="CHECKPOINT_DIR",
-            help="The checkpoint that the container was built from: it answers the same questions "
-            "in float on this host.",
+            help="The checkpoint that the container was built from, as `build` takes it: it "
+            "answers the same questions in float on this host.",
         ),
     ] = None,
     reference_with: ReferenceWith = "onnx",
@@ -99,7 +100,7 @@ def evaluate(
             chat=chat or None,
             system=system,
             max_tokens=max_tokens,
-            reference=absolute(reference),
+            reference=reference,
             reference_with=None if reference_with == "onnx" else reference_with,
             min=min_accuracy,
         )
@@ -109,6 +110,7 @@ def evaluate(
     for file, workload in zip(files, workloads, strict=True):
         read_task(file)
         workload.check(model)
+    find_reference(reference)
     documents: list[dict[str, object]] = []
     with open_recorded_session(model, options, command="evaluate", db=db) as (session, recording):
         for workload in workloads:

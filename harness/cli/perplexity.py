@@ -62,10 +62,10 @@ def perplexity(
         ),
     ] = None,
     reference: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="CHECKPOINT_DIR",
-            help="The checkpoint that the container was built from, in Hugging Face layout: it is "
+            help="The checkpoint that the container was built from, as `build` takes it: it is "
             "scored in float on this host, over the same positions. Kept with `--db`, it is what "
             "`bench` and `compare` check outputs against.",
         ),
@@ -113,7 +113,7 @@ def perplexity(
         text=absolute(text),
         windows=windows,
         max=max_,
-        reference=absolute(reference),
+        reference=reference,
         reference_with=None if reference_with == "onnx" else reference_with,
         role=None if role == "target" else role,
         lora=parse_lora(lora),

@@ -86,7 +86,7 @@ class Bench(DialogWorkload):
             is stored there, else measured first.
         perplexity_text: a file that it is measured over; None for a built-in passage.
         perplexity_windows: of the context length, from the text's start; None for one.
-        reference: folder of the checkpoint that the host scores in float for a relative bound.
+        reference: the checkpoint that the host scores in float for a relative bound.
     """
 
     kind: Literal["bench"] = "bench"
@@ -224,12 +224,12 @@ class Bench(DialogWorkload):
             return stored_quality(
                 store, session.container_info, session.device_info, session.model.runtime.name
             )
-        text, reference = self.perplexity_text, self.reference
+        text = self.perplexity_text
         quality = QualityCheck(
             PerplexityBound.parse(self.max_perplexity),
             None if text is None else Path(text),
             self.perplexity_windows or DEFAULT_WINDOWS,
-            None if reference is None else Path(reference),
+            self.reference,
         )
         return quality.judge(session, store)
 

@@ -142,6 +142,7 @@ class Embed(Workload):
         self, session: Session, texts: Sequence[str]
     ) -> "tuple[tuple[int, ...], Sequence[npt.NDArray[np.float32]]]":
         """Count the tokens of each text, and embed them in float if there is a reference."""
+        from buildlib.builder.model_place import find_model
         from buildlib.encoder.inputs import TextTokens, embed_in_float
         from buildlib.encoder.interface import read_pooling
         from buildlib.encoder.stages import float_model
@@ -152,10 +153,10 @@ class Embed(Workload):
         counts = tuple(tokens.count(texts))
         if self.reference is None:
             return counts, ()
-        path = session.resolve(self.reference)
-        pooling = read_pooling(path if path.is_dir() else path.parent)
+        place = find_model(self.reference, session.options.folder)
+        pooling = read_pooling(place.folder)
         with tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
-            model = float_model(path, Path(scratch))
+            model = float_model(place.path, Path(scratch))
             return counts, embed_in_float(model, tokens.of(texts), pooling)
 
     def _check_cosines(self, cosines: Sequence[float], texts: Sequence[str]) -> OutputCheck:

@@ -1,6 +1,7 @@
 """The `evaluate` workload: a task file on a device, beside the model in float."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ class Evaluate(Workload, ChatFields):
         limit: only the first rows.
         few_shot: a task file; its questions and answers stand before each question.
         max_tokens: of each answer that is checked for instructions, 256 if not set.
-        reference: folder of the checkpoint that the host scores in float on the same questions.
+        reference: the checkpoint that the host scores in float on the same questions.
         reference_with: engine of the reference: our own float model (None), or transformers.
         min: the accuracy (of prompts: that of `prompts_strict`) below which the run fails.
     """
@@ -134,8 +135,9 @@ class Evaluate(Workload, ChatFields):
         device = session.require(DecodesSteps)
         reference: list[ChoiceScores] = []
         if self.reference is not None:
-            checkpoint = session.resolve(self.reference)
-            reference = float_choices(checkpoint, session.model.info, questions, self._engine)
+            reference = float_choices(
+                self.reference, session.model.info, questions, self._engine, session.options.folder
+            )
         record = self._record(session, DecodesSteps, task, chat)
         with recording.start_if_stored(session, "evaluate", record) as recorder:
             rows: list[ChoiceScores] = []
@@ -281,13 +283,18 @@ class Evaluate(Workload, ChatFields):
 
 
 def float_choices(
-    checkpoint: Path,
+    checkpoint: str | os.PathLike[str],
     model: ContainerInfo,
     questions: "Sequence[EncodedQuestion]",
     engine: "ReferenceEngine" = "onnx",
+    folder: Path | None = None,
 ) -> list[ChoiceScores]:
-    """Score questions by a checkpoint in float, on this host."""
-    with open_float(checkpoint, model, engine) as (loop, config):
+    """Score questions by a checkpoint in float, on this host.
+
+    Args:
+        checkpoint, folder: as `open_float` has them.
+    """
+    with open_float(checkpoint, model, engine, folder) as (loop, config):
         return [one.scores(model_steps(loop, config, one.windows)) for one in questions]
 
 

@@ -1,6 +1,7 @@
 """The `perplexity` workload, and the float reference that the host computes for it."""
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +75,7 @@ class Perplexity(Workload):
     Attributes:
         windows: score only the first windows of the context length; None scores all.
         max: the bound above which the container counts as broken.
-        reference: folder of the checkpoint that the host scores in float over the same positions.
+        reference: the checkpoint that the host scores in float over the same positions.
         reference_with: engine of the reference: our own float model (None), or transformers.
         role: which model of a container that drafts; `reference` is that model's.
         lora: the adapter to apply, and its strength.
@@ -163,15 +164,14 @@ class Perplexity(Workload):
         windows = model.windows(text, most, self.role or "target")
         if self.reference is None:
             return PreparedText(text)
-        checkpoint = folder / Path(self.reference).expanduser()
         if self.per_step:
             steps = cut_steps(windows)
             count = sum(len(step.following) for step in steps)
             on_progress(f"computing {pluralize(count, 'step')} in float on this host")
-            logits = float_steps(checkpoint, model.info, steps, self.engine)
+            logits = float_steps(self.reference, model.info, steps, self.engine, folder)
             return PreparedText(text, steps=steps, logits=logits)
         on_progress(f"scoring {pluralize(len(windows), 'window')} in float on this host")
-        value = float_perplexity(checkpoint, model.info, windows, self.engine)
+        value = float_perplexity(self.reference, model.info, windows, self.engine, folder)
         return PreparedText(text, references={PERPLEXITY_FLOAT: value})
 
     def run(
@@ -290,16 +290,21 @@ def _adapter(lora: Mapping[str, float]) -> dict[str, str]:
 
 
 def float_perplexity(
-    checkpoint: Path,
+    checkpoint: str | os.PathLike[str],
     info: ContainerInfo,
     windows: Sequence[Window],
     engine: "ReferenceEngine" = "onnx",
+    folder: Path | None = None,
 ) -> float:
-    """Compute, on this host, the perplexity of a checkpoint over windows cut for a model of it."""
+    """Compute, on this host, the perplexity of a checkpoint over windows cut for a model of it.
+
+    Args:
+        checkpoint, folder: as `open_float` has them.
+    """
     from buildlib.numerics.evaluation import text_perplexity
 
     (context,) = {len(window.context) for window in windows}
-    with open_float(checkpoint, info, engine) as (model, config):
+    with open_float(checkpoint, info, engine, folder) as (model, config):
         if not context and not config.begin:
             raise WrongUseError(
                 f"{info.model} puts bos before texts, and the tokenizer of {checkpoint} nothing: "

@@ -56,7 +56,7 @@ class QualityCheck:
     bound: PerplexityBound
     text: Path | None = None
     windows: int = DEFAULT_WINDOWS
-    reference: Path | None = None
+    reference: str | None = None
 
     def judge(self, session: Session, store: ResultsStore) -> OutputCheck:
         """Judge the session's container, after measuring it if nothing comparable is stored.
@@ -112,9 +112,8 @@ class QualityCheck:
                     f"{store.location} has none over {pluralize(len(pieces), 'window')} of "
                     f"{self.text}: give --reference CHECKPOINT_DIR"
                 )
-            value = float_perplexity(
-                session.resolve(str(self.reference)), session.container_info, pieces
-            )
+            info, folder = session.container_info, session.options.folder
+            value = float_perplexity(self.reference, info, pieces, folder=folder)
             references[PERPLEXITY_FLOAT] = value
         scored = score_text(
             session,

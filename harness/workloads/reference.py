@@ -1,5 +1,6 @@
 """The model in float that this host computes beside a device: by our own graph, or transformers."""
 
+import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +22,17 @@ _AR = 64
 
 @contextmanager
 def open_float(
-    checkpoint: Path, info: ContainerInfo, engine: "ReferenceEngine"
+    checkpoint: str | os.PathLike[str],
+    info: ContainerInfo,
+    engine: "ReferenceEngine",
+    folder: Path | None = None,
 ) -> "Iterator[tuple[TokenModel, DecoderConfig]]":
-    """Open a checkpoint in float for a block, for texts as long as a model's context."""
+    """Open a checkpoint in float for a block, for texts as long as a model's context.
+
+    Args:
+        checkpoint: as `find_model` takes it: a folder, a GGUF, or an id of the hub.
+        folder: that a relative path starts from.
+    """
     # Workloads are read and checked without ONNX.
     from buildlib.builder.model_place import find_model
     from buildlib.checkpoint.checkpoint import Checkpoint
@@ -32,16 +41,15 @@ def open_float(
     from buildlib.numerics.host_loop import open_onnx
     from buildlib.numerics.transformers import TransformersModel
 
-    place = find_model(checkpoint)
-    checkpoint = place.folder
-    config = load_text_config(checkpoint)
+    place = find_model(checkpoint, folder)
+    config = load_text_config(place.folder)
     if engine == "transformers":
-        with TransformersModel(checkpoint) as reference:
+        with TransformersModel(place.folder) as reference:
             yield reference, config
         return
     shape = GraphShape(max(info.ars), info.cl) if info.ars else GraphShape(_AR, _AR + info.cl)
-    with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
-        path = export_onnx(Checkpoint.load(checkpoint), shape, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
+        path = export_onnx(Checkpoint.load(place.folder), shape, Path(scratch))
         with open_onnx(path, config) as loop:
             yield loop, config
 

@@ -6,6 +6,7 @@ the logits to a custom sampler of ours.
 """
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,13 +109,18 @@ def _check(divergence: Divergence, max_kl: float) -> OutputCheck:
 
 
 def float_steps(
-    checkpoint: Path,
+    checkpoint: str | os.PathLike[str],
     info: ContainerInfo,
     windows: Sequence[StepWindow],
     engine: "ReferenceEngine" = "onnx",
+    folder: Path | None = None,
 ) -> list[Logits]:
-    """Compute the logits of a checkpoint in float, on this host, at the steps of windows."""
-    with open_float(checkpoint, info, engine) as (model, config):
+    """Compute the logits of a checkpoint in float, on this host, at the steps of windows.
+
+    Args:
+        checkpoint, folder: as `open_float` has them.
+    """
+    with open_float(checkpoint, info, engine, folder) as (model, config):
         return model_steps(model, config, windows)
 
 

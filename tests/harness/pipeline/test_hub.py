@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.devices.device import Device
 from suites.models import tiny_llama
 from tests.command_line import qnnfarm
 
@@ -77,16 +78,21 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_model_of_the_hub_is_downloaded_once(hub: str, tmp_path: Path) -> None:
+@pytest.fixture
+def environment(hub: str, tmp_path: Path) -> dict[str, str]:
+    """Of commands that ask that hub, and keep its models in a folder of their own."""
+    return os.environ | {
+        "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1",
+    }  # fmt: skip
+
+
+def test_a_model_of_the_hub_is_downloaded_once(environment: dict[str, str], tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         "cache_dir: cache\ngenerator_config: {sequence_length: 8, context_length: 48}\n"
         "stages: {model_loader: {hf_pretrained_kwargs: {revision: main}}}\n"
     )
-    environment = os.environ | {
-        "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1",
-    }  # fmt: skip
 
     def run(model: str) -> tuple[int, str]:
         done = qnnfarm("pipeline", "run", recipe, "--model", model, "--json", env=environment)
@@ -107,16 +113,23 @@ def test_a_model_of_the_hub_is_downloaded_once(hub: str, tmp_path: Path) -> None
     assert "org/none: there is no such folder, and the Hugging Face hub did not give it" in told
 
 
-def test_a_build_keeps_the_commit_of_a_model_of_the_hub(hub: str, tmp_path: Path) -> None:
-    environment = os.environ | {
-        "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1",
-    }  # fmt: skip
-    out = tmp_path / "out"
-    shape = ("--ar", "1,8", "--cl", "48")
-    model = ("org/llama@main", "--target", "SM8650:emulator", "--out", out, *shape)
-    done = qnnfarm("build", *model, env=environment)
+def test_a_build_and_its_references_are_of_one_model_of_the_hub(
+    environment: dict[str, str], tmp_path: Path, virtual_device: Device
+) -> None:
+    out, model = tmp_path / "out", "org/llama@main"
+    shape = ("--target", "SM8750:emulator", "--ar", "1,8", "--cl", "48")
+    done = qnnfarm("build", model, *shape, "--out", out, env=environment)
     assert done.returncode == 0, done.stderr
     manifest = json.loads((out / "metadata.json").read_text())
     assert manifest["model"]["name"] == "llama"
     assert manifest["model"]["origin"] == f"org/llama@{COMMIT}"
+    for command in ("bench", "debug tensor"):
+        done = qnnfarm(*command.split(), out, "--reference", "org/none", env=environment)
+        assert done.returncode == 2
+        assert "cannot use model org/none: there is no such folder, and the" in done.stderr
+    text = ("--text", tiny_llama.folder() / "text" / "heldout.txt", "--windows", "1")
+    where = ("--device", virtual_device.serial, "--json")
+    done = qnnfarm("perplexity", out, *text, *where, "--reference", model, env=environment)
+    assert done.returncode == 0, done.stderr
+    values = json.loads(done.stdout)
+    assert values["perplexity_float"] == pytest.approx(values["perplexity"], rel=0.02)
