@@ -79,6 +79,11 @@ class ShownChange:
         return self.status == Verdict.REGRESSED
 
     @property
+    def is_telling(self) -> bool:
+        """True for a change of level, and for a last night that differs."""
+        return self._is_apart or self.status not in {Verdict.NO_DIFFERENCE, Verdict.NO_VERDICT}
+
+    @property
     def is_suspect(self) -> bool:
         """True where the last night alone is worse than earlier ones explain; one is not enough."""
         return self.gain < 0 and self._is_apart

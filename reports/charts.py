@@ -25,9 +25,8 @@ _MIB = 2.0**20
 
 def metric_column(metric: Metric) -> Column:
     """Return a column of a metric, in the unit that people read."""
-    key = metric.key
-    if metric.scale != 1:
-        key = f"{key.rpartition('_')[0]}_{metric.shown_unit.lower()}"
+    in_key = metric.shown_unit.lower().replace("/", "_per_").replace("%", "percent")
+    key = metric.key if metric.scale == 1 else f"{metric.name}_{in_key}"
     unit = f", {metric.shown_unit}" if metric.shown_unit else ""
     return Column(key, f"{metric.label}{unit}", "number", metric.decimals)
 

@@ -62,7 +62,7 @@ def judge_page(results: Results, sections: Sequence[Section]) -> Headline:
         "regression": len(group_alerts(worse)) + len(lost),
         "doubtful output": len(wrong),
         "acknowledged regression": len(group_alerts(known_alerts)),
-        "suspected regression": len({one.series.subject for one in suspects}),
+        "suspected regression": _count_causes(suspects),
     }
     parts += [pluralize(number, noun) for noun, number in counts.items() if number]
     if failures:
@@ -141,6 +141,16 @@ def _describe_suspects(suspects: Sequence[ShownChange]) -> Iterator[str]:
         losses = ", ".join(f"{one.series.metric.label} {percent(one.ratio - 1)}" for one in alike)
         name = alike[0].series.name
         yield f"{name}, last night only: {losses}; {alike[0].note}"
+
+
+def _count_causes(suspects: Sequence[ShownChange]) -> int:
+    """Count causes as `group_alerts` does: of one subject, or of one metric at one commit."""
+    causes: list[set[object]] = []
+    for one in suspects:
+        signs = {one.series.subject, (one.series.metric.key, one.since.commit)}
+        same = [cause for cause in causes if cause & signs]
+        causes = [cause for cause in causes if cause not in same] + [signs.union(*same)]
+    return len(causes)
 
 
 def _lost_comparisons(results: Results, sections: Sequence[Section]) -> Iterator[str]:

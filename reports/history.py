@@ -184,6 +184,7 @@ def _remark(series: Series, before: int) -> str:
     change = series.changes[-1]
     after = len(series.nights) - change.night
     words = f"{percent(change.ratio - 1)} since {day(_began(series))} ({pluralize(after, 'night')})"
+    words = f"{change.scope} {words}" if change.scope else words
     metric = find_metric(series.metric.key).label
     return f"{metric}: {words}; the row leaves out the {pluralize(before, 'night')} before"
 

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import random
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from harness.results import schema
 from harness.results.alerts import Alert, AlertState, assess, list_alerts, review_new
 from harness.results.gate import judge_gate
 from harness.results.history import Series, find_series
+from harness.results.metrics import METRICS, find_metric
 from harness.results.records import Run, RunHead, RunMeans
 from harness.results.statistics.changes import History, judge_all
 from harness.results.store import ResultsStore, RunFilter
@@ -33,6 +35,7 @@ from tests.reports.conftest import (
     Sample,
     changed,
     composed,
+    html_of,
     perplexity,
     results_of,
     speeds,
@@ -187,6 +190,50 @@ def test_one_bad_night_is_no_regression_but_worth_a_line() -> None:
     (line,) = headline.lines
     assert "last night only: Time to first token +11" in line
     assert line.endswith("; one night is not enough, the next one will tell")
+
+
+def test_suspects_of_one_night_are_one_cause() -> None:
+    """Each night of these is at one commit, on both phones."""
+    other = Sample("SM8650", emulator=False, model="Llama-3.2-1B")
+    factors = [*[1.0] * 12, 0.9]
+    runs = nights(factors)
+    runs += [
+        run for n, factor in enumerate(factors) for run in night(n, factor, sample=other, seed=2)
+    ]
+    assert composed(runs).headline.words == "1 suspected regression"
+
+
+def test_what_did_not_change_is_folded() -> None:
+    page = html_of(nights([1.0] * 12))
+    assert "<p>Nothing changed.</p>" in page
+    assert "series and metrics without a change</summary>" in page
+    page = html_of(nights([1.0] * 12 + [0.8] * 3))
+    folded = page.index("without a change</summary>")
+    assert 'data-verdict="regressed"' in page[:folded]
+    assert 'data-verdict="regressed"' not in page[folded:]
+    assert 'data-verdict="no difference seen"' in page[folded:]
+    assert "Nothing changed." not in page
+
+
+def test_a_key_of_a_column_is_one_word() -> None:
+    keys = [charts.metric_column(metric).key for metric in METRICS.values()]
+    assert len(set(keys)) == len(keys)
+    assert [key for key in keys if not re.fullmatch(r"[a-z0-9_]+", key)] == []
+    assert charts.metric_column(find_metric("decode_energy_j_per_token")).key == (
+        "decode_energy_mj_per_token"
+    )
+
+
+def test_a_row_says_whose_change_leaves_nights_out() -> None:
+    phones = [Sample("SM8750", emulator=False, model="Llama-3.2-1B") for _ in range(3)]
+    runs = [
+        changed(run, device__serial=f"P{n}", container__sha256="a" * 64)
+        for n, phone in enumerate(phones)
+        for number in range(24)
+        for run in night(number, 0.8 if n == 2 and number >= 20 else 1.0, sample=phone, seed=n)
+    ]
+    (row,) = composed(runs).sections[0].rows
+    assert any(one.startswith("Decode: P2 alone -20") for one in row.remarks), row.remarks
 
 
 def test_a_night_that_begins_earlier_by_the_clock_stands_alone() -> None:
