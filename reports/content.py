@@ -42,7 +42,7 @@ TITLES: Mapping[Kind, str] = {
     "emulator": "on the emulator",
 }
 MANY_ROWS = 3
-"""Remarks that so many rows of a section share are said once."""
+"""Remarks that so many rows of a section share, and a tenth of them, are said once."""
 MOST_IN_FULL = 200
 """Runs with a page of their own in a report of one file; older ones get a line each."""
 MOST_IN_BRIEF = 2000
@@ -198,7 +198,8 @@ class Section:
     def shared_remarks(self) -> Mapping[str, int]:
         """Number of rows by remark or reason of a grade, of those that many rows share."""
         counts = Counter(words for row in self.rows for words in {*row.remarks, *row.grade_reasons})
-        return {words: count for words, count in counts.items() if count >= MANY_ROWS}
+        many = max(MANY_ROWS, len(self.rows) / 10)
+        return {words: count for words, count in counts.items() if count >= many}
 
 
 def list_runs(runs: Sequence[Run], most: int = MOST_IN_FULL) -> Listing:

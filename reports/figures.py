@@ -134,6 +134,8 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 # Parts of Vega-Lite specifications.
 
+_TICKS = 6
+"""Of times on an axis: more would put hours between the days of a week."""
 _TICK = (
     "utcFormat(datum.value, "
     "utchours(datum.value) || utcminutes(datum.value) ? '%H:%M' : '%Y-%m-%d')"
@@ -150,9 +152,10 @@ def quantity(key: str, title: str, *, zero: bool = False, **more: object) -> dic
 def moment(key: str, title: str | None = None, **more: object) -> dict[str, object]:
     """Encode a time on an axis, in UTC: its ticks are days, and times between them."""
     scale = {"type": "utc", "padding": 8}
-    axis = {"labelExpr": _TICK, "labelOverlap": "greedy", "labelFlush": True} | dict(
-        more.pop("axis", None) or {}
-    )  # type: ignore[call-overload]
+    axis = {
+        "labelExpr": _TICK, "labelOverlap": "greedy", "labelFlush": True, "labelSeparation": 12,
+        "tickCount": _TICKS,
+    } | dict(more.pop("axis", None) or {})  # type: ignore[call-overload]  # fmt: skip
     return {"field": key, "type": "temporal", "title": title, "scale": scale, "axis": axis, **more}
 
 
