@@ -7,7 +7,7 @@ $(error there is no $(PYTHON): `make setup` makes it)
 endif
 endif
 
-.PHONY: setup check docs format test genie-table genie-mutations quantization-table real-model fuzz variants exports families mutants speculation config-campaign documents family-defaults kills lab-kills chaos nights verdicts board demo screenshots wheel-check
+.PHONY: setup check docs format test genie-table genie-mutations quantization-table real-model fuzz variants exports families mutants speculation config-campaign documents family-defaults kills lab-kills copies chaos nights verdicts board demo screenshots wheel-check
 
 # The environment of all commands below in `.venv`, and the Debian packages that tests need.
 setup:
@@ -86,6 +86,10 @@ kills:
 # Workers, submitters, hosts and the database of a lab, killed a hundred times over a plan of 300 cells; `QNNFARM_LAB_SEED=7 make lab-kills` for others.
 lab-kills:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/harness/lab/test_kills.py
+
+# Leases under ledgers that go back to an earlier state and have copies; `QNNFARM_SEED=7 make copies` for others.
+copies:
+	QNNFARM_LEASES=2000 $(PYTHON) -m pytest -n 0 -s --timeout 7200 tests/harness/pool/test_copies.py -k never_has
 
 # Hundreds of faults over pushes, runs and leases; `QNNFARM_CHAOS_SEED=7 make chaos` for others.
 chaos:

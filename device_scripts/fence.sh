@@ -18,21 +18,28 @@ holder=$4
 known=${5:-}
 quiet=${6:-}
 take=${7:-}
+furthest=1000000 # a token so far above another is no grant of its ledger
 is_token() { # TEXT; nine digits stay within 32 bits
   valid_number "$1" && [ "${#1}" -le 9 ]
 }
 is_token "$token" && [ "${token#0}" = "$token" ] ||
   die 2 "the token must be a number from 1 to 999999999: $token"
-valid_number "${quiet:-0}" || die 2 "the token of a quiet lease must be a number: $quiet"
-ledger=${holder%% *}
-valid_run_id "$ledger" || die 2 "a holder begins with the id of its ledger: $holder"
+grant=${holder%% *}
+ledger=${grant%%-*}
+valid_run_id "$grant" && [ -n "$ledger" ] ||
+  die 2 "a holder begins with the ids of its ledger and grant: $holder"
 fence=$root/fence
-name=$token-$ledger
+name=$token-$grant
 
-# Sets number, by and record: the token in the name of a FILE of the fence, which ledger granted its
-# lease (`-` once the holder has given the device back; nothing, on a disk that was full), and to whom.
+# Sets number, is_ours, by and record: the token in the name of a FILE of the fence, whether our
+# ledger granted its lease, its grant (`-` once the holder has given the device back; nothing, on a
+# disk that was full), and to whom.
 read_holder() { # FILE
   number=${1##*/}
+  case ${number#*-} in
+    "$ledger" | "$ledger"-*) is_ours=1 ;;
+    *) is_ours='' ;;
+  esac
   number=${number%%-*}
   by=''
   record=''
@@ -40,40 +47,43 @@ read_holder() { # FILE
   read -r by record 2>/dev/null <"$1" || true
 }
 
+# Whether a FILE of the fence is of a later grant of our ledger, or of another one with our token.
+is_later() { # FILE
+  [ -n "$is_ours" ] && [ "$number" -ge "$token" ] && [ "${1##*/}" != "$name" ]
+}
+
 refuse() { # TOKEN RECORD
   printf '%s\n' "qnnfarm-fence refused=$1 $2"
   exit 3
 }
 
-# Sets highest: the greatest token of our ledger that was ever claimed here, 0 if none was. Another
-# ledger knows nothing of ours: while its holder has the device, nobody else gets it.
+# Ends the claim where a later one of our ledger was made here, or where somebody has the device
+# whom our ledger did not name in TAKE: a holder of another ledger, or of a copy of ours.
 look_at_others() {
   highest=0
   above=''
+  held=''
   for file in "$fence"/[0-9]*; do
     read_holder "$file" || continue
-    case ${file##*/} in
-      "$number-$ledger") by=$ledger ;;
-    esac
-    case $by in
-      '' | -) ;;
-      "$ledger")
-        if [ "$number" -gt "$highest" ]; then
-          highest=$number
-          above=$record
-        fi
-        ;;
-      *)
-        [ "${file##*/}" != "$take" ] || continue
-        [ -z "$raised" ] || rm -f "$fence/$name"
-        printf '%s\n' "qnnfarm-fence held=${file##*/} $record"
-        exit 5
-        ;;
+    if is_later "$file"; then
+      [ "$number" -le $((token + furthest)) ] || continue
+      if [ "$number" -gt "$highest" ]; then
+        highest=$number
+        above=$record
+      fi
+      continue
+    fi
+    case $by in '' | - | "$grant") continue ;; esac
+    case ",$take," in
+      *",${file##*/},"*) ;;
+      *) held="${file##*/} $record" ;;
     esac
   done
-  if [ "$highest" -gt "$token" ]; then
+  if [ "$highest" -gt 0 ] || [ -n "$held" ]; then
     [ -z "$raised" ] || rm -f "$fence/$name"
-    refuse "$highest" "$above"
+    [ "$highest" -eq 0 ] || refuse "$highest" "$above"
+    printf '%s\n' "qnnfarm-fence held=$held"
+    exit 5
   fi
 }
 
@@ -106,15 +116,14 @@ raise_fence() {
   for file in "$fence"/[0-9]*; do
     read_holder "$file" || continue
     # A greater one may have come since we looked: it ends us, not we it.
-    case ${file##*/} in
-      "$number-$ledger") [ "$number" -lt "$token" ] || continue ;;
-    esac
+    [ "${file##*/}" != "$name" ] || continue
+    if is_later "$file" && [ "$number" -le $((token + furthest)) ]; then continue; fi
     if [ "$former" = none ]; then former=${file##*/}; else former=several; fi
     rm -f "$file"
   done
   [ -e "$fence/$name" ] || refuse_late
   # Its claim ended what was there before, and it ran nothing.
-  if [ "$former" = "$quiet-$ledger" ]; then look=0; else look=1; fi
+  if [ "$former" = "$quiet" ]; then look=0; else look=1; fi
 }
 
 # Another claim came meanwhile.

@@ -1,7 +1,7 @@
 # Finds and ends what belongs to a lease, a command or a run. Sourced by the scripts beside it; hosts
 # also send it as text, so that it works on devices which have no scripts yet.
 #
-# Every process of theirs carries a mark in the environment variable QNNFARM_MARKS: `lease:ID.TOKEN-LEDGER.`,
+# Every process of theirs carries a mark in the environment variable QNNFARM_MARKS: `lease:ID.GRANT.`,
 # `job:TOKEN` or `run:ID`. The environment is inherited, so marks also find what left the process
 # group, the session and its parents. A shell's own `export` does not show in /proc, so whoever sets
 # a mark starts a new program with it.

@@ -6,7 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from buildlib.sizes import age_text
 from harness.cli.arguments import WAIT_S, Json, Wait
+from harness.clock import SystemClock
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import find_adb, identify_adb, server_address
@@ -30,10 +31,12 @@ from harness.errors import (
 )
 from harness.exit_codes import BAD
 from harness.pool.config import ReceiverConfig
+from harness.pool.database import FORMAT, Database
 from harness.pool.lease import Lease
+from harness.pool.ledger import Ledger
 from harness.pool.notifications import Notification, send
 from harness.pool.owner import this_process
-from harness.pool.pool import Pool, find_config
+from harness.pool.pool import Pool, find_config, find_ledger
 from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus
 
@@ -357,6 +360,30 @@ def recover(
     with _opened(pool) as open_pool:
         state = open_pool.admin.recover(name, take=take, on_progress=print_remark)
         _decided(open_pool, name, str(state))
+
+
+@app.command("new-id")
+def new_id(pool: PoolFile = None) -> None:
+    """Make the copy of a ledger, as of a cloned machine, one of its own.
+
+    Example: qnnfarm pool new-id
+    """
+    config = find_config(pool)[1]
+    with closing(Database(find_ledger(config))) as database:
+        ledger = Ledger(database, SystemClock(), ttl_s=config.lease.ttl_s, rule=config.quarantine)
+        ledger.renew_id()
+    print_remark(f"{database.location} has an id of its own now")
+
+
+@app.command("upgrade")
+def upgrade(pool: PoolFile = None) -> None:
+    """Bring the ledger of several hosts to the format of this qnnfarm, once nobody holds a device.
+
+    Example: qnnfarm pool upgrade
+    """
+    with closing(Database(find_ledger(find_config(pool)[1]), upgrades=True)) as database:
+        database.version()
+    print_remark(f"{database.location} has format {FORMAT}; older versions cannot use it any more")
 
 
 @app.command("test-notifications")

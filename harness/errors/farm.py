@@ -68,12 +68,18 @@ class DeviceHeldError(PoolError):
 
     Attributes:
         holder: as the device tells it.
+        is_copy: whether its ledger has the id of this one.
     """
 
     device_state = "held"
     name: str
     holder: str
-    template = "{name:80} is held by {holder}, through another ledger"
+    is_copy: bool = False
+
+    def __str__(self) -> str:
+        copy = "a copy of this ledger, or this one before it went back to an earlier state"
+        ledger = copy if self.is_copy else "another ledger"
+        return self._fill("{name:80} is held by {holder}, through {ledger}", ledger=ledger)
 
 
 class NotificationError(PoolError):

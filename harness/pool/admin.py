@@ -75,11 +75,11 @@ class PoolAdmin:
         Returns whether that was the holder: a new owner's lease is not touched.
         """
         lease = self._row(name).lease
-        if lease is None:
+        if lease is None or token not in {None, lease.token}:
             return False
         by = by or this_process().label
         released = self.ledger.release(
-            token or lease.token, [lease.key], f"{by} took it from {lease.holder}", taken_by=by
+            lease.grant, [lease.key], f"{by} took it from {lease.holder}", taken_by=by
         )
         return bool(released)
 

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 import sqlalchemy
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.schema import CreateColumn
 
-from harness.clock import Clock
+from harness.clock import Clock, SystemClock
 from harness.errors import LedgerError, StoreUnavailableError
 from harness.pool import schema
 from harness.pool.ledger_file import prepare
@@ -36,8 +37,9 @@ from harness.results.database import (
     parse_server_url,
     shown_url,
 )
+from harness.words import pluralize
 
-FORMAT = 9
+FORMAT = 10
 _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
 _AWAY_S = 0.2
@@ -61,8 +63,8 @@ _COUNT_CHANGE = (
     " ON CONFLICT (name) DO UPDATE SET value = value + 1"
 )
 _COUNTERS = MappingProxyType({"format": FORMAT, "token": 0, "facts": 0})
-_OLDEST = 8
-"""The oldest format that is read: it lacks tables, and nothing else."""
+_OLDEST = 9
+"""The oldest format that `upgrade` brings to this one: it lacks tables and columns."""
 
 T = TypeVar("T")
 
@@ -81,14 +83,18 @@ class Database:
     The first use opens it; a forked child opens its own connection. Everything raises `LedgerError`
     when the database cannot be used.
 
+    Args:
+        upgrades: bring an older ledger to this format; a file is brought to it by its first use.
+
     Attributes:
         path: the SQLite file; `None` for a server's database.
         location: for people, without a password.
     """
 
-    def __init__(self, location: str | Path) -> None:
+    def __init__(self, location: str | Path, *, upgrades: bool = False) -> None:
         __tracebackhide__ = True  # pytest would show the location, and so its password
         self.path = database_file(location)
+        self._upgrades = upgrades or self.path is not None
         self._lock = threading.RLock()
         self._pid = 0
         self._connection: Connection | None = None
@@ -261,9 +267,9 @@ class Database:
             counters = schema.counters
             of_format = counters.c.name == "format"
             version = connection.scalars(sqlalchemy.select(counters.c.value).where(of_format)).one()
-            if version > FORMAT:
-                raise LedgerError(self.location, f"a newer qnnfarm wrote it (format {version})")
-            if version < FORMAT:  # the tables that it lacked are there now
+            self._check_format(version)
+            if version < FORMAT:
+                self._upgrade(connection)
                 connection.execute(counters.update().where(of_format).values(value=FORMAT))
             connection.exec_driver_sql(f"LISTEN {_CHANNEL}")
         driver: Any = connection.connection.dbapi_connection
@@ -297,10 +303,8 @@ class Database:
             )
         if application != _APPLICATION_ID and (application or version or tables):
             raise _damaged(path, "it is some other database")
-        if version > FORMAT:
-            raise LedgerError(path, f"a newer qnnfarm wrote it (format {version})")
-        if version and version < _OLDEST:
-            raise _damaged(path, f"an older qnnfarm wrote it (format {version})")
+        if version:
+            self._check_format(version)
         driver: Any = connection.connection.dbapi_connection
         enter_wal(driver.cursor(), _BUSY_S)
         # A power cut may lose the last transactions: leases, which it ends anyway.
@@ -308,7 +312,48 @@ class Database:
         if version < FORMAT:
             connection.execution_options(**{WRITES: True})
             with connection.begin():
-                _migrate(connection)
+                self._migrate(connection)
+
+    def _check_format(self, version: int) -> None:
+        if version > FORMAT:
+            reason = f"a newer qnnfarm wrote it (format {version})"
+            raise LedgerError(self.location, f"{reason}: install that one on this host, too")
+        reason = f"an older qnnfarm wrote it (format {version})"
+        if version < _OLDEST:
+            raise _damaged(self.location, reason)
+        if version < FORMAT and not self._upgrades:
+            todo = "`qnnfarm pool upgrade` brings it to this one, which older ones cannot use"
+            raise LedgerError(self.location, f"{reason}: {todo}")
+
+    def _migrate(self, connection: Connection) -> None:
+        version = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+        if version == FORMAT:  # another process was faster
+            return
+        schema.METADATA.create_all(connection)
+        _add_counters(connection)
+        if version:
+            self._upgrade(connection)
+        connection.exec_driver_sql(f"PRAGMA user_version = {FORMAT}")
+        connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
+
+    def _upgrade(self, connection: Connection) -> None:
+        """Add the columns that an older ledger lacks; `LedgerError` while somebody holds leases."""
+        now, leases = self.times(connection, SystemClock())[1], schema.leases
+        is_live = leases.c.beat + leases.c.ttl > now
+        count = sqlalchemy.select(sqlalchemy.func.count()).where(is_live)
+        if held := connection.scalar(count):
+            reason = f"an older qnnfarm holds {pluralize(held, 'device')}"
+            raise LedgerError(self.location, f"{reason}: upgrade it once they are released")
+        connection.execute(leases.delete())
+        connection.execute(schema.tickets.delete())
+        for table in schema.METADATA.sorted_tables:
+            there = {
+                each["name"] for each in sqlalchemy.inspect(connection).get_columns(table.name)
+            }
+            for column in table.columns:
+                if column.name not in there:
+                    text = CreateColumn(column).compile(connection)
+                    connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {text}")
 
     @contextlib.contextmanager
     def _typed_errors(self) -> Iterator[None]:
@@ -344,16 +389,6 @@ def _add_counters(connection: Connection) -> None:
     add = sqlalchemy.text("INSERT INTO pool_counters VALUES (:name, :value) ON CONFLICT DO NOTHING")
     rows = [{"name": name, "value": value} for name, value in _COUNTERS.items()]
     connection.execute(add, rows)
-
-
-def _migrate(connection: Connection) -> None:
-    version = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
-    if version == FORMAT:  # another process was faster
-        return
-    schema.METADATA.create_all(connection)
-    _add_counters(connection)
-    connection.exec_driver_sql(f"PRAGMA user_version = {FORMAT}")
-    connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
 
 
 def _is_full_disk(folder: Path, error: sqlite3.OperationalError | OSError) -> bool:

@@ -114,9 +114,9 @@ def has_failed(db: Connection, work: Work) -> bool:
     return db.scalar(select(evidence.c.id).where(evidence.c.work == work.id).limit(1)) is not None
 
 
-def confirm(db: Connection, work: Work, token: int) -> None:
+def confirm(db: Connection, work: Work, grant: str) -> None:
     """Let failures of work stand against their devices, as it ended well under another lease."""
-    here = select(leases.c.key).where(leases.c.token == token)
+    here = select(leases.c.key).where(leases.c.nonce == grant)
     elsewhere = evidence.c.work == work.id, evidence.c.key.not_in(here)
     db.execute(evidence.update().where(*elsewhere).values(work="", subject=""))
 

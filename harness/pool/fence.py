@@ -1,17 +1,19 @@
 """Fence on a device, which refuses the commands of former holders.
 
 The fence is a folder of the device, `WORK_ROOT/fence`, with one file, named by the token that
-holds and the ledger that granted it. A claim makes the file of a higher token, removes the lower
-ones, then kills the processes that former holders left. Commands of a holder carry the lease's mark
-(`device_scripts/marked.sh`) and first look whether the file is there. So a command either finds the
-fence raised, or carried its mark when the claim looked for marks.
+holds, the ledger that granted it, and the nonce of its grant. A claim makes the file of a higher
+token, removes the lower ones, then kills the processes that former holders left. Commands of a
+holder carry the lease's mark (`device_scripts/marked.sh`) and first look whether the file is there.
+So a command either finds the fence raised, or carried its mark when the claim looked for marks.
 
-The file names the holder. A claim of another ledger leaves the device alone until the holder has
-given it back.
+The file names the holder. A claim names the earlier grants of its ledger, which have ended. A
+holder that is none of these, of another ledger or of a copy of this one, keeps the device until it
+has given it back.
 """
 
 import re
 import shlex
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Self
@@ -37,18 +39,20 @@ from harness.pool.ledger import Ledger
 from harness.pool.members import Member
 from harness.pool.opener import Opener, identify
 from harness.pool.owner import Owner, has_ended, this_process
-from harness.pool.records import FenceRecord
+from harness.pool.records import FenceRecord, LeaseRow
 
 _LAST_LINE = re.compile(
     r"qnnfarm-fence (?:token=(?P<token>\d{1,9}) id=(?P<id>[0-9a-f-]{36}) ended=(?P<ended>\d{1,9})"
     r" left=(?P<left>\d{1,9})|refused=(?P<refused>\d{1,9}) (?P<above>.{0,2000})"
-    r"|held=(?P<held>\d{1,9}(?:-[0-9a-f]{1,64})?) (?P<other_holder>.{0,2000})|(?P<other>other))"
+    r"|held=(?P<held>\d{1,9}(?:-[0-9a-f]{1,64}){0,2}) (?P<other_holder>.{0,2000})|(?P<other>other))"
 )
 LOST_STATUS = 94
 _NO_SCRIPTS = 97
 _GIVE_BACK_S = 5.0
 _SHOWN = 2000
 _NOT_HELD = "-"
+_TRIES = 8
+"""A claim that a device refuses so often is not made again."""
 
 
 class OtherDeviceError(Exception):
@@ -56,11 +60,11 @@ class OtherDeviceError(Exception):
 
 
 class HigherTokenError(Exception):
-    """A device has a higher token of our ledger: `args[0]`; `args[1]` is its `Holder`."""
+    """A device has a later grant of our ledger: `args[0]` is its token, `args[1]` its `Holder`."""
 
 
-class OtherLedgerError(Exception):
-    """A holder of another ledger has not given the device back.
+class OtherHolderError(Exception):
+    """A holder that the claim did not name has not given the device back.
 
     `args`: the name of its file in the fence, and its `Holder`.
     """
@@ -118,6 +122,7 @@ class Fence:
         id: distinguishes this device's processes from those of others on the same kernel; empty
             until the fence is raised.
         ledger: id of the ledger that granted the lease.
+        grant: the nonce of the lease.
         holder: the `Holder`, as JSON.
     """
 
@@ -125,6 +130,7 @@ class Fence:
     token: int
     id: str = ""
     ledger: str = ""
+    grant: str = ""
     holder: str = ""
 
     @property
@@ -153,10 +159,10 @@ class Fence:
     def describe_loss(self, stderr: str, now: float) -> str:
         """Return the holder of the device, for people, from the output of a refused command."""
         _, _, refusal = stderr.partition(self._lost_line)
-        ledger, _, record = refusal.strip().partition("\n")[0].partition(" ")
-        if not ledger:
+        grant, _, record = refusal.strip().partition("\n")[0].partition(" ")
+        if not grant:
             return "its fence on the device is gone: somebody removed our work root there"
-        if ledger == self.ledger:
+        if grant.partition("-")[0] == self.ledger:
             return "the device went to another holder"
         return f"{Holder.parse(record).describe(now)}, has the device through another ledger"
 
@@ -175,34 +181,42 @@ class Fence:
             reason = f"the device went to token {error.args[0]}, of {error.args[1]}"
             raise LeaseLostError(device.serial, self.token, reason) from None
 
-    def raise_on(self, device: Device, deadline: Deadline, record: FenceRecord, take: str) -> Self:
+    def raise_on(
+        self, device: Device, deadline: Deadline, record: FenceRecord, take: Collection[str]
+    ) -> Self:
         """Raise it on a device, and end the processes of former holders.
 
         Args:
             record: the fence of a former claim. Its id shows that this is still the same device
                 with the same work root, and hashes, taken on the device before, that it still has
                 our scripts, which must have been brought there otherwise.
-            take: file in the fence of the holder, of another ledger, that loses the device.
+            take: files in the fence of the holders that lose the device.
 
         Raises:
-            OtherDeviceError, HigherTokenError, OtherLedgerError: nothing was touched.
+            OtherDeviceError, HigherTokenError, OtherHolderError: nothing was touched.
             DeviceCommandError: a process of a former holder cannot be ended, or a script of a known
                 fence is missing or changed.
         """
-        command = command_line(self._words("claim", record.id, str(record.quiet), take))
+        quiet = self.file_of(record.quiet) if record.quiet else ""
+        command = command_line(self._words("claim", record.id, quiet, ",".join(take)))
         if record.id:
             # Another user of the ledger could name a folder of theirs.
             ours = f"[ -O {shlex.quote(self.root)} ] && {intact(self.scripts)}"
             command = f"{ours} || exit {_NO_SCRIPTS}\nexec {command}"
         return replace(self, id=_run(device, command, deadline, CLAIMING)["id"])
 
+    def file_of(self, name: str) -> str:
+        """Return the file of a grant of this ledger, by its name `TOKEN-NONCE`."""
+        token, _, grant = name.partition("-")
+        return f"{token}-{self.ledger}-{grant}"
+
     def _words(self, action: str, *words: str) -> list[str]:
-        script, holder = f"{self.scripts}/fence.sh", f"{self.ledger} {self.holder}"
+        script, holder = f"{self.scripts}/fence.sh", f"{self.ledger}-{self.grant} {self.holder}"
         return ["sh", script, self.root, action, str(self.token), holder, *words]
 
     @property
     def _name(self) -> str:
-        return f"{self.token}-{self.ledger}"
+        return self.file_of(f"{self.token}-{self.grant}")
 
     @property
     def _file(self) -> str:
@@ -223,7 +237,7 @@ def _run(
     if match is not None and match["refused"] is not None:
         raise HigherTokenError(int(match["refused"]), Holder.parse(match["above"]))
     if match is not None and match["held"] is not None:
-        raise OtherLedgerError(match["held"], Holder.parse(match["other_holder"]))
+        raise OtherHolderError(match["held"], Holder.parse(match["other_holder"]))
     if match is not None and match["other"] is not None:
         raise OtherDeviceError
     if DISK_FULL in result.stderr:
@@ -259,8 +273,7 @@ class FenceClaims:
 
     def claim(
         self,
-        token: int,
-        key: str,
+        lease: LeaseRow,
         member: Member,
         *,
         min_free_bytes: int = 0,
@@ -268,32 +281,48 @@ class FenceClaims:
     ) -> ClaimedDevice:
         """Raise the fence of a granted device.
 
+        What the device says changes the ledger's state of this device alone.
+
         Args:
-            from_others: take the device even from a holder of another ledger.
+            from_others: take the device even from a holder that this ledger did not grant it to.
 
         Raises:
-            LeaseLostError: the device has a higher token.
-            DeviceHeldError: a holder of another ledger has it.
+            LeaseLostError: the ledger has given the device to another holder.
+            DeviceHeldError: a holder of another ledger, or of a copy of this one, has it.
             NoDeviceError: another device answers at its address.
         """
+        key, ledger = lease.key, self.ledger
         device = self.opener.open(member)
         deadline = Deadline.for_device(device.serial, CLAIMING, self.timeout_s)
         holder = Holder.here(self.clock.now()).model_dump_json()
-        fence, take = Fence("", token, "", self.ledger.ledger_id(), holder), ""
-        while not fence.id:
+        fence = Fence("", lease.token, "", ledger.ledger_id(), lease.grant, holder)
+        take = [fence.file_of(name) for name in ledger.former_grants(lease)]
+        for _ in range(_TRIES):
             try:
                 fence = self._raise(fence, take, key, member, device, deadline)
+                break
             except HigherTokenError as error:
                 higher, other = error.args
-                self.ledger.note_token(higher)
                 reason = f"the device has token {higher}, of {other}"
-                raise LeaseLostError(member.name, token, reason) from None
-            except OtherLedgerError as error:
-                take, former = error.args
+                token = ledger.pass_token(key, lease.grant, higher, reason)
+                if token is None and ledger.holds(lease.grant, key):
+                    reason += ", which no grant explains"
+                    raise DeviceCommandError(device.serial, CLAIMING, 3, reason) from None
+                if token is None:
+                    raise LeaseLostError(member.name, fence.token, reason) from None
+                fence = replace(fence, token=token)
+            except OtherHolderError as error:
+                other_file, former = error.args
                 described = former.describe(self.clock.now())
+                is_copy = other_file.split("-")[1:2] == [fence.ledger]
                 if not (from_others or former.has_ended()):
-                    raise DeviceHeldError(member.name, described) from None
-                self.ledger.add_history(key, "taken", f"from {described}, of another ledger")
+                    raise DeviceHeldError(member.name, described, is_copy=is_copy) from None
+                whose = "a copy of this ledger" if is_copy else "another ledger"
+                ledger.add_history(key, "taken", f"from {described}, of {whose}")
+                take.append(other_file)
+        else:
+            reason = f"it refused {_TRIES} claims, for one reason after the other"
+            raise DeviceCommandError(device.serial, CLAIMING, 3, reason)
         if min_free_bytes:
             free = device.free_bytes(timeout_s=deadline.remaining())
             self.ledger.set_free_bytes(key, free)
@@ -303,7 +332,13 @@ class FenceClaims:
         return ClaimedDevice(member.name, key, device, fence)
 
     def _raise(
-        self, fence: Fence, take: str, key: str, member: Member, device: Device, deadline: Deadline
+        self,
+        fence: Fence,
+        take: Collection[str],
+        key: str,
+        member: Member,
+        device: Device,
+        deadline: Deadline,
     ) -> Fence:
         record = self.ledger.fence_of(key)
         if record.id and record.root:

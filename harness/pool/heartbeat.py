@@ -19,30 +19,30 @@ class Heartbeat:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._changed = threading.Condition()
-        self._terms: dict[int, tuple[int, float]] = {}
-        """By token: the number of devices of a lease, and until when it is valid."""
+        self._terms: dict[str, tuple[int, float]] = {}
+        """By grant: the number of devices of a lease, and until when it is valid."""
         self._thread: threading.Thread | None = None
 
     def start(self, rows: Sequence[LeaseRow]) -> None:
         """Renew a lease until `stop`; its devices were granted now."""
         with self._changed:
-            self._terms[rows[0].token] = len(rows), rows[0].until
+            self._terms[rows[0].grant] = len(rows), rows[0].until
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, name="qnnfarm-heartbeat", daemon=True
                 )
                 self._thread.start()
 
-    def stop(self, token: int) -> None:
+    def stop(self, grant: str) -> None:
         """Renew a lease no longer; it is no longer valid for this process."""
         with self._changed:
-            self._terms.pop(token, None)
+            self._terms.pop(grant, None)
             if not self._terms:
                 self._changed.notify()  # so that the thread ends
 
-    def until(self, token: int) -> float:
+    def until(self, grant: str) -> float:
         """Return the `CLOCK_BOOTTIME` until which a lease is valid; 0 once it is lost or ended."""
-        return self._terms.get(token, (0, 0.0))[1]
+        return self._terms.get(grant, (0, 0.0))[1]
 
     @property
     def active(self) -> bool:
@@ -56,7 +56,7 @@ class Heartbeat:
                 if not self._terms:
                     self._thread = None
                     return
-                counts = {token: count for token, (count, _) in self._terms.items()}
+                counts = {grant: count for grant, (count, _) in self._terms.items()}
             try:
                 renewed = self._ledger.renew(counts)
             except LedgerError as error:
@@ -64,8 +64,8 @@ class Heartbeat:
                 log.warning("%s", error)
                 continue
             with self._changed:
-                for token in renewed.keys() & self._terms.keys():
-                    if until := renewed[token]:
-                        self._terms[token] = counts[token], until
+                for grant in renewed.keys() & self._terms.keys():
+                    if until := renewed[grant]:
+                        self._terms[grant] = counts[grant], until
                     else:
-                        del self._terms[token]
+                        del self._terms[grant]

@@ -41,15 +41,21 @@ class HistoryEntry:
 
 
 def add_event(
-    db: Connection, key: str, at: float, what: str, text: str, token: int | None = None
+    db: Connection,
+    key: str,
+    at: float,
+    what: str,
+    text: str,
+    token: int | None = None,
+    grant: str = "",
 ) -> None:
     """Add an event of a device; the oldest events are counted once there are many.
 
     Args:
-        token: of the lease that was lost, if one was.
+        token, grant: of the lease that was lost, if one was.
     """
     text = text[:_LONGEST_TEXT].replace("\0", " ")
-    event = history.insert().values(key=key, at=at, what=what, text=text, token=token)
+    event = history.insert().values(key=key, at=at, what=what, text=text, token=token, nonce=grant)
     number = db.execute(event.returning(history.c.id)).scalar_one()
     if number % _BATCH == 0 and _nth_newest(db, key, _EVENTS) is not None:
         _count_old_events(db, key)

@@ -221,14 +221,14 @@ class Lease:
     `LeaseLostError`.
 
     Attributes:
-        token: fencing token, higher than that of any earlier lease.
+        grant: its nonce, which no other lease has.
         devices: all leased devices.
     """
 
-    def __init__(self, context: PoolContext, token: int, devices: Sequence[ClaimedDevice]) -> None:
+    def __init__(self, context: PoolContext, grant: str, devices: Sequence[ClaimedDevice]) -> None:
         self._context = context
         self._ledger = context.ledger
-        self.token = token
+        self.grant = grant
         self._process = os.getpid()
         self.devices = tuple(LeasedDevice(device, self) for device in devices)
         self._lost = ""
@@ -260,6 +260,11 @@ class Lease:
             self.release()
 
     @property
+    def token(self) -> int:
+        """The highest fencing token of its devices; each is higher than the device's before."""
+        return max(device.fence.token for device in self.devices)
+
+    @property
     def device(self) -> LeasedDevice:
         """The only leased device; `WrongUseError` if there are several."""
         if len(self.devices) != 1:
@@ -274,14 +279,22 @@ class Lease:
             raise self._lost_error("it belongs to the process that this one was forked from")
         if self._lost:
             raise self._lost_error(self._lost)
-        if self._context.clock.boottime() >= self._context.heartbeat.until(self.token):
-            raise self.lose("this process slept for longer than its heartbeat is good for")
+        until = self._context.heartbeat.until(self.grant)
+        if self._context.clock.boottime() >= until:
+            raise self.lose(self._why_over(until))
+
+    def _why_over(self, until: float) -> str:
+        """Say why its time is over, where nobody has taken it."""
+        with suppress(LedgerError):
+            if not until and not self._ledger.knows(self.grant):
+                return "the ledger knows no such lease: it went back to an earlier state"
+        return "this process slept for longer than its heartbeat is good for"
 
     def check_ledger(self, key: str) -> None:
         """Check whether the ledger says that the lease still has a device."""
         self.check()
         with suppress(LedgerError):  # then the lease is good for as long as its term
-            if not self._ledger.holds(self.token, key):
+            if not self._ledger.holds(self.grant, key):
                 raise self.lose("the ledger gave the device to another holder")
 
     def verify(self) -> None:
@@ -297,9 +310,9 @@ class Lease:
         """
         if not self._lost:
             with suppress(LedgerError):
-                self._lost = self._ledger.why_lost(self.token, [d.key for d in self.devices])
+                self._lost = self._ledger.why_lost(self.grant, [d.key for d in self.devices])
             self._lost = self._lost or reason
-        self._context.heartbeat.stop(self.token)
+        self._context.heartbeat.stop(self.grant)
         for device in self.devices:
             device.end_forwards()
         return self._lost_error(self._lost)
@@ -314,7 +327,7 @@ class Lease:
         """
         reason = device.fence.describe_loss(refusal, self._context.clock.now())
         with suppress(LedgerError):
-            self._ledger.record_loss(self.token, device.key, reason)
+            self._ledger.record_loss(self.grant, device.key, reason)
         return self.lose(reason)
 
     def report(self, failure: HarnessError, work: Work | None = None) -> str:
@@ -344,12 +357,12 @@ class Lease:
             if report.recover:
                 self._unreachable.add(device.key)
             if report.weight or report.recover:
-                blame = blame or self._ledger.report(device.key, self.token, report) or ""
+                blame = blame or self._ledger.report(device.key, self.grant, report) or ""
         return blame
 
     def report_success(self, work: Work) -> None:
         """Report that work ended well on the devices: its earlier failures were not its fault."""
-        self._ledger.report_success(self.token, work)
+        self._ledger.report_success(self.grant, work)
 
     def release(self) -> None:
         """Give the devices back; does nothing if that was done.
@@ -365,10 +378,10 @@ class Lease:
                     device.end_forwards()
                     self._give_back(device)
             finally:
-                self._context.heartbeat.stop(self.token)
+                self._context.heartbeat.stop(self.grant)
                 self._released = True
                 self._ledger.release(
-                    self.token,
+                    self.grant,
                     [device.key for device in self.devices],
                     used=[d.key for d in self.devices if d.used],
                     unused=[d.key for d in self.devices if not d.used],
@@ -391,7 +404,7 @@ class Lease:
             self._lost = error.reason
         except HarnessError as error:
             report = FailureReport.of(error, recover=True, work=self._failed_work)
-            self._ledger.report(device.key, self.token, report)
+            self._ledger.report(device.key, self.grant, report)
             return False
         return True
 

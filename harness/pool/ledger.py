@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, func, or_, select
 
 from harness.clock import Clock, format_time
 from harness.devices.socket_owner import user_name
-from harness.errors import LeaseLostError
+from harness.errors import LeaseLostError, LedgerError
 from harness.paths import is_shared
 from harness.pool import reservations
 from harness.pool.config import QuarantineConfig
@@ -20,6 +20,7 @@ from harness.pool.database import Database
 from harness.pool.evidence import confirm, failures_of, has_failed, judge, record_use, settle
 from harness.pool.failure_policy import FailureReport, Work
 from harness.pool.history import HistoryEntry, add_event, read_history
+from harness.pool.ledger_file import place_of
 from harness.pool.owner import Owner, has_ended, host_id
 from harness.pool.queue import Request, keep, served
 from harness.pool.records import (
@@ -40,6 +41,7 @@ from harness.pool.schema import (
     addresses,
     counters,
     devices,
+    grants,
     history,
     leases,
     tickets,
@@ -48,6 +50,10 @@ from harness.pool.states import Event, MemberState, after
 
 _LOST = "lost its lease"
 """Kind of history entry: a lease ended otherwise than by its holder's release."""
+_FURTHEST = 1_000_000
+"""No device has a token so far above all that were granted."""
+_FORMER = 32
+"""Grants of a device that its next claim names: so many claims in a row may fail."""
 _PRIORITY_S = 600.0
 """A request goes before those of the next lower priority that came so much earlier, or later."""
 _INTERRUPTED = "its process ended in the middle of it"
@@ -84,7 +90,9 @@ _writes_quietly = _within(partial(Database.write, tell=False))
 class Ledger:
     """The only record of the holders of devices; no device is touched in a transaction.
 
-    Devices are named by keys that stay when addresses change, leases by tokens, which only rise.
+    Devices are named by keys that stay when addresses change, leases by the nonces of their grants,
+    so that one of a ledger that went back, or was copied, is none of ours. Each device has a token
+    with each lease, which only rises.
     Each method is one transaction, which is tried again if a server went away meanwhile, or a few.
     All raise `LedgerError` when the database cannot be used.
 
@@ -133,26 +141,70 @@ class Ledger:
         return f"{spec} on {host_id()}" if self.database.path is None and is_here else spec
 
     def ledger_id(self) -> str:
-        """Return the id by which devices tell this ledger from others."""
-        number = self._counter("id")
-        return f"{self._make_id() if number is None else number:016x}"
+        """Return the id by which devices tell this ledger from others.
+
+        Raises:
+            LedgerError: its file is a copy: two ledgers of one id would give one device twice.
+        """
+        number, own_place = self._counter("id"), self._counter("place")
+        path = self.database.path
+        place = 0 if path is None else place_of(path)
+        if number is None or own_place is None:
+            number, own_place = self._make_id(place)
+        if own_place != place:
+            reason = "it is a copy of another ledger, was restored from one, or was moved"
+            raise LedgerError(
+                self.database.location,
+                f"{reason}: `qnnfarm pool new-id`, so that devices tell the two apart",
+            )
+        return f"{number:016x}"
 
     @_writes_quietly
-    def _make_id(self, db: Connection) -> int:
-        number = _counter(db, "id")
-        if number is None:
-            number = secrets.randbits(62)
-            _set_counter(db, "id", number)
-        return number
+    def _make_id(self, db: Connection, place: int) -> tuple[int, int]:
+        values = {"id": secrets.randbits(62), "place": place}
+        for name, value in values.items():
+            if _counter(db, name) is None:
+                _set_counter(db, name, value)
+        return _counter(db, "id") or 0, _counter(db, "place") or 0
+
+    @_writes
+    def renew_id(self, db: Connection) -> None:
+        """Become a ledger of its own; holders and requests, which are those of another, go."""
+        path = self.database.path
+        for table in (leases, tickets, grants):
+            db.execute(table.delete())
+        _set_counter(db, "id", secrets.randbits(62))
+        _set_counter(db, "place", 0 if path is None else place_of(path))
 
     @_reads
     def _counter(self, db: Connection, name: str) -> int | None:
         return _counter(db, name)
 
     @_writes_quietly
-    def note_token(self, db: Connection, token: int) -> None:
-        """Grant no token up to this one, which a device has: the ledger may be an older copy."""
-        _set_counter(db, "token", max(token, _counter(db, "token") or 0))
+    def pass_token(self, db: Connection, key: str, grant: str, token: int, text: str) -> int | None:
+        """Return a new token for the lease of a device that says it has one as high, or a higher.
+
+        The ledger went back to an earlier state, or has a copy, or the device lies: its own tokens
+        rise, and those of no other device.
+
+        Returns:
+            `None` if the lease is lost, or no grant of any ledger explains that token.
+        """
+        lease = _lease(db, key, grant)
+        if lease is None or not lease.token <= token <= (_counter(db, "token") or 0) + _FURTHEST:
+            return None
+        self._add_event(db, key, "went back", f"{text}; this ledger knows no such grant")
+        self._keep_grant(db, key, token + 1, grant)
+        of_lease = leases.c.key == key, leases.c.nonce == grant
+        db.execute(leases.update().where(*of_lease).values(token=token + 1))
+        return token + 1
+
+    @_reads
+    def former_grants(self, db: Connection, lease: LeaseRow) -> list[str]:
+        """Return the last grants of a device before a lease, as `TOKEN-NONCE`; all have ended."""
+        before = grants.c.key == lease.key, grants.c.token < lease.token
+        query = select(grants).where(*before).order_by(grants.c.token.desc()).limit(_FORMER)
+        return [f"{row.token}-{row.nonce}" for row in db.execute(query)]
 
     @_reads
     def keys_of(self, db: Connection, specs: Collection[str]) -> dict[str, str]:
@@ -174,6 +226,9 @@ class Ledger:
             absent = devices.c.key == other, devices.c.state == MemberState.ABSENT
             db.execute(devices.delete().where(*absent))
             reservations.move(db, spec, key)
+        row = _device(db, key)
+        if row is not None and row.spec != spec and row.state != MemberState.ABSENT:
+            return  # a second address, or a device that says that it is this one
         self._add_device(db, key, name, spec, MemberState.READY, "it answered")
         _update(
             db,
@@ -210,13 +265,13 @@ class Ledger:
     @_writes_quietly
     def set_fence(self, db: Connection, key: str, fence: FenceRecord) -> None:
         """Store the fence of a device."""
-        _update(db, key, fence=fence.id, root=fence.root, quiet=fence.quiet)
+        _update(db, key, fence=fence.id, root=fence.root, unused=fence.quiet)
 
     @_reads
     def fence_of(self, db: Connection, key: str) -> FenceRecord:
         """Return the stored fence of a device."""
         row = _device(db, key)
-        return FenceRecord(row.fence, row.root, row.quiet) if row else FenceRecord()
+        return FenceRecord(row.fence, row.root, row.unused) if row else FenceRecord()
 
     @_reads
     def rows(self, db: Connection, keys: Collection[str]) -> dict[str, DeviceRow]:
@@ -397,7 +452,7 @@ class Ledger:
         """
         beat = self._beat(db)
         row = db.execute(select(tickets).where(tickets.c.id == ticket)).one_or_none()
-        if row is None or row.token is not None or beat - row.beat > self.ttl_s / 4:
+        if row is None or row.grant is not None or beat - row.beat > self.ttl_s / 4:
             return True
         requests = self._kept_devices(db)
         if ticket in served(requests):
@@ -430,18 +485,18 @@ class Ledger:
         row = db.execute(renewal.returning(tickets)).one_or_none()
         if row is None:
             raise LeaseLostError(f"ticket {ticket}", 0, "its process slept for too long")
-        if row.token is not None:  # granted, but a server went away before it could say so
-            grants = leases.update().where(leases.c.token == row.token).values(beat=beat)
-            return [lease_of(one, until) for one in db.execute(grants.returning(leases))] or None
+        if row.grant is not None:  # granted, but a server went away before it could say so
+            granted = leases.update().where(leases.c.nonce == row.grant).values(beat=beat)
+            return [lease_of(one, until) for one in db.execute(granted.returning(leases))] or None
         keys = served(self._kept_devices(db)).get(ticket)
         if keys is None:
             return None
-        token, owner = _next_token(db), owner_of(row)
-        db.execute(tickets.update().where(tickets.c.id == ticket).values(token=token))
+        token, grant, owner = _next_token(db), secrets.token_hex(8), owner_of(row)
+        db.execute(tickets.update().where(tickets.c.id == ticket).values(grant=grant))
         for key in keys:
             _update(db, key, leases=devices.c.leases + 1)
             self._apply(db, key, Event.GRANTED, f"held by {owner.label}")
-        return [self._insert_lease(db, key, token, owner, row.purpose) for key in keys]
+        return [self._insert_lease(db, key, token, grant, owner, row.purpose) for key in keys]
 
     @_writes_quietly
     def settle(self, db: Connection, ticket: int) -> None:
@@ -456,7 +511,7 @@ class Ledger:
     @_writes
     def put_back(self, db: Connection, ticket: int) -> None:
         """Let a ticket wait again at its place, as its devices could not be used."""
-        db.execute(tickets.update().where(tickets.c.id == ticket).values(token=None))
+        db.execute(tickets.update().where(tickets.c.id == ticket).values(grant=None))
 
     @_reads
     def waiting(self, db: Connection) -> list[TicketRow]:
@@ -469,30 +524,35 @@ class Ledger:
     # Leases
 
     @_writes_quietly
-    def renew(self, db: Connection, counts: Mapping[int, int]) -> dict[int, float | None]:
+    def renew(self, db: Connection, counts: Mapping[str, int]) -> dict[str, float | None]:
         """Renew leases; return until when each is valid (`CLOCK_BOOTTIME`), `None` if it is lost.
 
         A lease that has run out is never revived, even if nobody took the device yet.
 
         Args:
-            counts: number of devices of each lease, by its token.
+            counts: number of devices of each lease, by its grant.
         """
         until = self._clock.boottime() + self.ttl_s
         self._end_reserved(db)
         beat = self._beat(db)
         valid = {}
-        for token, count in counts.items():
-            live = leases.c.token == token, leases.c.beat + leases.c.ttl > beat
+        for grant, count in counts.items():
+            live = leases.c.nonce == grant, leases.c.beat + leases.c.ttl > beat
             renewed = db.execute(leases.update().where(*live).values(beat=beat))
-            db.execute(tickets.update().where(tickets.c.token == token).values(beat=beat))
-            valid[token] = until if renewed.rowcount == count else None
+            db.execute(tickets.update().where(tickets.c.grant == grant).values(beat=beat))
+            valid[grant] = until if renewed.rowcount == count else None
         return valid
 
     @_reads
-    def holds(self, db: Connection, token: int, key: str) -> bool:
-        """Return whether the lease of that token still has the device."""
-        lease = _lease(db, key, token)
+    def holds(self, db: Connection, grant: str, key: str) -> bool:
+        """Return whether the lease of that grant still has the device."""
+        lease = _lease(db, key, grant)
         return lease is not None and lease.beat + lease.ttl > self._beat(db)
+
+    @_reads
+    def knows(self, db: Connection, grant: str) -> bool:
+        """Return whether the ledger has the lease of that grant, even if it has run out."""
+        return db.scalar(select(leases.c.key).where(leases.c.nonce == grant).limit(1)) is not None
 
     @_reads
     def in_use(self, db: Connection, *, besides: str) -> bool:
@@ -500,34 +560,34 @@ class Ledger:
         return db.scalar(select(leases.c.key).where(leases.c.key != besides).limit(1)) is not None
 
     @_writes_quietly
-    def report(self, db: Connection, key: str, token: int, report: FailureReport) -> str | None:
+    def report(self, db: Connection, key: str, grant: str, report: FailureReport) -> str | None:
         """Judge and store a failure that the holder of a lease reports.
 
         Returns:
             Why it counts against its work instead of the device; empty if it does not, `None` if
             the lease is lost.
         """
-        lease = _lease(db, key, token)
+        lease = _lease(db, key, grant)
         if lease is None:
             return None
         now = self._now(db)
         began = now - max(0.0, self._clock.now() - report.work.began) if report.work else now
         blame = judge(db, key, report, at=now, began=began)
         if report.recover:
-            of_lease = leases.c.key == key, leases.c.token == token
+            of_lease = leases.c.key == key, leases.c.nonce == grant
             db.execute(leases.update().where(*of_lease).values(failure=report.text))
         return blame
 
-    def report_success(self, token: int, work: Work) -> None:
+    def report_success(self, grant: str, work: Work) -> None:
         """Record that work ended well under a lease: where it failed, it was the device's fault."""
         if self.database.read(lambda db: has_failed(db, work)):
-            self.database.write(lambda db: confirm(db, work, token), tell=False)
+            self.database.write(lambda db: confirm(db, work, grant), tell=False)
 
     @_writes
     def release(
         self,
         db: Connection,
-        token: int,
+        grant: str,
         keys: Collection[str],
         reason: str = "released",
         *,
@@ -535,7 +595,7 @@ class Ledger:
         unused: Collection[str] = (),
         taken_by: str = "",
     ) -> frozenset[str]:
-        """End the lease of that token on these devices; return those that it still held.
+        """End the lease of that grant on these devices; return those that it still held.
 
         Failures that were reported during the lease decide the next state of a device.
 
@@ -546,7 +606,7 @@ class Ledger:
         """
         released = set()
         for key in keys:
-            lease = _lease(db, key, token)
+            lease = _lease(db, key, grant)
             if lease is None:
                 continue
             db.execute(leases.delete().where(leases.c.key == key))
@@ -554,23 +614,24 @@ class Ledger:
             if key in used:
                 record_use(db, key)
             if key in unused:
-                _update(db, key, quiet=token)
+                _update(db, key, unused=f"{lease.token}-{grant}")
             if taken_by:
-                self._add_event(db, key, _LOST, f"{taken_by} took it back", token)
+                self._add_event(db, key, _LOST, f"{taken_by} took it back", lease)
             self._end_lease(db, lease, Event.RELEASED, reason)
         return frozenset(released)
 
     @_writes_quietly
-    def record_loss(self, db: Connection, token: int, key: str, text: str) -> None:
-        """Record that a device itself refused the holder of that token, unless it is known."""
-        if _lease(db, key, token) is not None and _loss(db, token, key) is None:
-            self._add_event(db, key, _LOST, text, token)
+    def record_loss(self, db: Connection, grant: str, key: str, text: str) -> None:
+        """Record that a device itself refused the holder of that grant, unless it is known."""
+        lease = _lease(db, key, grant)
+        if lease is not None and _loss(db, grant, key) is None:
+            self._add_event(db, key, _LOST, text, lease)
 
     @_reads
-    def why_lost(self, db: Connection, token: int, keys: Collection[str]) -> str:
-        """Return why the lease of that token was lost, and when; empty if its holder ended it."""
+    def why_lost(self, db: Connection, grant: str, keys: Collection[str]) -> str:
+        """Return why the lease of that grant was lost, and when; empty if its holder ended it."""
         for key in keys:
-            if (row := _loss(db, token, key)) is not None:
+            if (row := _loss(db, grant, key)) is not None:
                 return f"{shown(row.text)}, at {format_time(row.at, self._now(db))}"
         return ""
 
@@ -617,18 +678,18 @@ class Ledger:
         if probation:
             self._apply(db, key, Event.TRIED, "a probation run decides")
         kind = RepairKind.PROBATION if probation else RepairKind.RECOVERY
-        return self._insert_lease(db, key, _next_token(db), owner, kind)
+        return self._insert_lease(db, key, _next_token(db), secrets.token_hex(8), owner, kind)
 
     @_writes_quietly
-    def record_step(self, db: Connection, key: str, token: int, step: str) -> None:
+    def record_step(self, db: Connection, key: str, grant: str, step: str) -> None:
         """Store the step that begins: after an interruption, recovery goes on with it."""
-        if _lease(db, key, token) is not None:
+        if _lease(db, key, grant) is not None:
             _update(db, key, step=step)
 
     @_writes
-    def interrupt_repair(self, db: Connection, key: str, token: int) -> None:
+    def interrupt_repair(self, db: Connection, key: str, grant: str) -> None:
         """End a recovery that is cut off; it is due again at once."""
-        if not _delete_lease(db, key, token):
+        if not _delete_lease(db, key, grant):
             return
         if _state(db, key) is MemberState.LEASED:  # drained and undrained meanwhile
             self._apply(db, key, Event.FAILED, _INTERRUPTED)
@@ -640,7 +701,7 @@ class Ledger:
         self,
         db: Connection,
         key: str,
-        token: int,
+        grant: str,
         event: Event,
         reason: str,
         *,
@@ -653,7 +714,7 @@ class Ledger:
         Args:
             retry_in_s: when the next attempt is due, after a repair that failed.
         """
-        if not _delete_lease(db, key, token):
+        if not _delete_lease(db, key, grant):
             return False
         if event in {Event.RECOVERED, Event.PASSED}:
             _reset_repairs(db, key)
@@ -711,9 +772,10 @@ class Ledger:
             self._quarantine_if_over_limit(db, key)
 
     def _add_event(
-        self, db: Connection, key: str, what: str, text: str, token: int | None = None
+        self, db: Connection, key: str, what: str, text: str, lost: Row[Any] | None = None
     ) -> None:
-        add_event(db, key, self._now(db), what, text, token)
+        of_lease = () if lost is None else (lost.token, lost.nonce)
+        add_event(db, key, self._now(db), what, text, *of_lease)
 
     def _end_lease(self, db: Connection, lease: Row[Any], event: Event, reason: str) -> None:
         """End a lease by `event`, or by the failure that was reported under it."""
@@ -760,14 +822,26 @@ class Ledger:
 
         return keep(map(request_of, db.execute(_QUEUE)), free, states.keys() - free)
 
+    def _keep_grant(self, db: Connection, key: str, token: int, grant: str) -> None:
+        """Remember a grant, by which later claims know the holder that a device names."""
+        of_device = select(grants.c.token).where(grants.c.key == key)
+        newest = of_device.order_by(grants.c.token.desc()).limit(_FORMER)
+        old = grants.c.key == key, grants.c.token.not_in(list(db.scalars(newest)))
+        db.execute(grants.delete().where(*old))
+        db.execute(grants.insert().values(key=key, token=token, nonce=grant))
+        _update(db, key, token=token)
+
     def _insert_lease(
-        self, db: Connection, key: str, token: int, owner: Owner, purpose: str
+        self, db: Connection, key: str, token: int, grant: str, owner: Owner, purpose: str
     ) -> LeaseRow:
         until = self._clock.boottime() + self.ttl_s
         now, beat = self.database.times(db, self._clock)
+        row = _device(db, key)
+        token = token if row is None else max(token, row.token + 1)
+        self._keep_grant(db, key, token, grant)
         lease = leases.insert().values(
-            key=key, token=token, purpose=purpose, granted=now, beat=beat, ttl=self.ttl_s,
-            **asdict(owner),
+            key=key, token=token, nonce=grant, purpose=purpose, granted=now, beat=beat,
+            ttl=self.ttl_s, **asdict(owner),
         )  # fmt: skip
         return lease_of(db.execute(lease.returning(leases)).one(), until)
 
@@ -809,7 +883,7 @@ class Ledger:
     def _take_lease(self, db: Connection, lease: Row[Any], why: str) -> None:
         """End a lease otherwise than by its holder's release."""
         db.execute(leases.delete().where(leases.c.key == lease.key))
-        self._add_event(db, lease.key, _LOST, why, lease.token)
+        self._add_event(db, lease.key, _LOST, why, lease)
         self._end_lease(db, lease, Event.EXPIRED, why)
 
     def _is_dead(self, row: Row[Any], beat: float) -> str:
@@ -825,7 +899,7 @@ class Ledger:
         return f"{owner} gave no sign of life for {row.ttl:g} s"
 
 
-_QUEUE = select(tickets).where(tickets.c.token.is_(None)).order_by(tickets.c.rank, tickets.c.id)
+_QUEUE = select(tickets).where(tickets.c.grant.is_(None)).order_by(tickets.c.rank, tickets.c.id)
 
 
 def _counter(db: Connection, name: str) -> int | None:
@@ -866,20 +940,20 @@ def _reset_repairs(db: Connection, key: str) -> None:
     _update(db, key, due=0, attempts=0, step="")
 
 
-def _lease(db: Connection, key: str, token: int | None = None) -> Row[Any] | None:
+def _lease(db: Connection, key: str, grant: str | None = None) -> Row[Any] | None:
     query = select(leases).where(leases.c.key == key)
-    if token is not None:
-        query = query.where(leases.c.token == token)
+    if grant is not None:
+        query = query.where(leases.c.nonce == grant)
     return db.execute(query).one_or_none()
 
 
-def _delete_lease(db: Connection, key: str, token: int) -> bool:
-    of_lease = leases.c.key == key, leases.c.token == token
+def _delete_lease(db: Connection, key: str, grant: str) -> bool:
+    of_lease = leases.c.key == key, leases.c.nonce == grant
     return bool(db.execute(leases.delete().where(*of_lease)).rowcount)
 
 
-def _loss(db: Connection, token: int, key: str) -> Row[Any] | None:
-    of_lease = history.c.key == key, history.c.what == _LOST, history.c.token == token
+def _loss(db: Connection, grant: str, key: str) -> Row[Any] | None:
+    of_lease = history.c.key == key, history.c.what == _LOST, history.c.nonce == grant
     return db.execute(
         select(history).where(*of_lease).order_by(history.c.id.desc()).limit(1)
     ).one_or_none()

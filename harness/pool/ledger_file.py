@@ -5,6 +5,7 @@ and its folder are seen to here.
 """
 
 import grp
+import hashlib
 import os
 import shlex
 import stat
@@ -15,6 +16,7 @@ from pathlib import Path
 from harness.devices.socket_owner import user_name
 from harness.errors import LedgerError
 from harness.paths import is_shared, ledger_dir
+from harness.pool.owner import host_id
 
 _SHARED_MODE = 0o660
 _SIDE_FILES = ("-wal", "-shm")
@@ -29,6 +31,13 @@ _NETWORK_TYPES = frozenset(
 def default_path() -> Path:
     """Return the path of the ledger of this user, or of several: see `ledger_dir`."""
     return ledger_dir() / "pool.db"
+
+
+def place_of(path: Path) -> int:
+    """Return a number that another machine, folder or copy of a ledger does not have."""
+    machine = host_id().partition("/")[2]
+    text = f"{machine} {path.resolve()} {path.stat().st_ino}"
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7])
 
 
 def prepare(path: Path) -> None:

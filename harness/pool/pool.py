@@ -131,6 +131,7 @@ class Pool(Closeable):
         self.admin = PoolAdmin(self.ledger, self._members, self.upkeep)
         self._notifier: Notifier | None = None
         try:
+            self.ledger.ledger_id()
             self.ledger.reconcile()
             self._notifier = Notifier(config.notifications, self.ledger, self._name_of)
             if probe:
@@ -418,13 +419,13 @@ class Acquisition:
 
     def _fence(self, rows: Sequence[LeaseRow], members: Mapping[str, Member]) -> Lease | None:
         """Raise the fences of all devices; if one fails, report it and give all devices back."""
-        token, claims = rows[0].token, self.context.claims
+        grant, claims = rows[0].grant, self.context.claims
         min_free_bytes = self.requirement.min_free_bytes
 
         def claim(row: LeaseRow) -> ClaimedDevice | HarnessError:
             try:
                 member = members[row.key]
-                return claims.claim(token, row.key, member, min_free_bytes=min_free_bytes)
+                return claims.claim(row, member, min_free_bytes=min_free_bytes)
             except HarnessError as error:
                 return error
 
@@ -436,7 +437,7 @@ class Acquisition:
                 outcomes = list(threads.map(claim, rows))
         devices = [outcome for outcome in outcomes if isinstance(outcome, ClaimedDevice)]
         if len(devices) == len(rows):
-            return Lease(self.context, token, devices)
+            return Lease(self.context, grant, devices)
         for row, outcome in zip(rows, outcomes, strict=True):
             if isinstance(outcome, ClaimedDevice):
                 outcome.fence.give_back(outcome.device)
@@ -447,19 +448,19 @@ class Acquisition:
 
     def _give_up(self, rows: Sequence[LeaseRow], reason: str) -> None:
         """Give the devices back. Where the ledger cannot be used, they are free after the TTL."""
-        token = rows[0].token
-        self.context.heartbeat.stop(token)
+        grant = rows[0].grant
+        self.context.heartbeat.stop(grant)
         with suppress(LedgerError):
-            self.context.ledger.release(token, [row.key for row in rows], reason)
+            self.context.ledger.release(grant, [row.key for row in rows], reason)
 
     def _report(self, row: LeaseRow, error: HarnessError) -> None:
         least = self.requirement.min_free_bytes
         if isinstance(error, DeviceFullError) and error.needed_bytes == least > 0:
             return  # the device is sound, and the ledger now knows its free space
         if isinstance(error, LeaseLostError):
-            return  # so is it, but knows a token that the ledger did not; now it does
+            return  # so is it, but the ledger has given it to another holder meanwhile
         # Any error of a device counts: a device that cannot be claimed cannot be used.
         is_full = isinstance(error, DeviceFullError)
         least_weight = 1.0 if isinstance(error, DeviceError) and not is_full else 0.0
         report = FailureReport.of(error, recover=True, least_weight=least_weight)
-        self.context.ledger.report(row.key, row.token, report)
+        self.context.ledger.report(row.key, row.grant, report)

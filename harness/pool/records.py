@@ -31,13 +31,13 @@ class FenceRecord:
     Attributes:
         id: identifies the device.
         root: the work root that holds the fence.
-        quiet: token of the last lease, if it was released without having used the device; else 0.
-            The claim of that lease ended all processes there, so none can be left.
+        quiet: the last grant, as `TOKEN-NONCE`, if its lease was released without having used the
+            device. The claim of that lease ended all processes there, so none can be left.
     """
 
     id: str = ""
     root: str = ""
-    quiet: int = 0
+    quiet: str = ""
 
 
 class RepairKind(StrEnum):
@@ -52,6 +52,8 @@ class LeaseRow:
     """A lease of one device.
 
     Attributes:
+        token: of this device; it rises with each of its leases.
+        grant: nonce of the grant, which no other has; devices that are granted together share it.
         holder: for people.
         until: the `CLOCK_BOOTTIME` of this host until which a lease is valid that was granted now;
             0 for others.
@@ -59,6 +61,7 @@ class LeaseRow:
 
     key: str
     token: int
+    grant: str
     purpose: str
     holder: str
     until: float = 0.0
@@ -149,7 +152,7 @@ def holder_of(row: Row[Any]) -> str:
 
 def lease_of(row: Row[Any], until: float = 0.0) -> LeaseRow:
     """Return a row of the table of leases; `until` as in `LeaseRow`."""
-    return LeaseRow(row.key, row.token, row.purpose, holder_of(row), until)
+    return LeaseRow(row.key, row.token, row.nonce, row.purpose, holder_of(row), until)
 
 
 def device_of(

@@ -44,8 +44,8 @@ devices = Table(
     *map(_number, ("leases", "attempts")),
     _real("due"),
     *map(_text, ("fence", "root")),
-    _number("quiet"),
-    _text("step"),
+    _number("token"),
+    *map(_text, ("unused", "step")),
     _number("probed", 1),
     *map(_number, ("good", "returns")),
     *map(_text, ("soc", "hexagon")),
@@ -57,10 +57,17 @@ leases = Table(
     METADATA,
     Column("key", Text, primary_key=True),
     _number("token"),
-    _text("purpose"),
+    *map(_text, ("nonce", "purpose")),
     _real("granted"),
     _text("failure"),
     *_holder(),
+)
+grants = Table(
+    "pool_grants",
+    METADATA,
+    Column("key", Text, primary_key=True),
+    Column("token", _Big, primary_key=True),
+    _text("nonce"),
 )
 tickets = Table(
     "pool_tickets",
@@ -71,7 +78,7 @@ tickets = Table(
     _number("wanted", 1),
     *map(_real, ("rank", "asked")),
     _text("purpose"),
-    Column("token", _Big),
+    Column("grant", Text),
     *_holder(),
     sqlite_autoincrement=True,
 )
@@ -97,6 +104,7 @@ history = Table(
     _real("at"),
     *map(_text, ("what", "text")),
     Column("token", _Big),
+    _text("nonce"),
 )
 totals = Table(
     "pool_totals",

@@ -193,7 +193,7 @@ class Upkeep:
             self._context.heartbeat.start([lease])
             if probation:
                 on_progress("its probation run: files there and back, commands, no reboot")
-                self._run_probation(member, device, lease.token)
+                self._run_probation(member, device, lease)
             else:
                 recovery = Recovery(
                     self._context, member, lease, self._stop.is_set, on_progress, from_others
@@ -201,13 +201,13 @@ class Upkeep:
                 self._recover(recovery, member, device, lease)
         except BaseException as error:
             if not probation and not isinstance(error, Exception):  # Ctrl-C
-                self._ledger.interrupt_repair(key, lease.token)
+                self._ledger.interrupt_repair(key, lease.grant)
                 raise
             event = Event.NOT_PASSED if probation else Event.GAVE_UP
-            self._end(device, lease.token, event, "it was interrupted")
+            self._end(device, lease.grant, event, "it was interrupted")
             raise
         finally:
-            self._context.heartbeat.stop(lease.token)
+            self._context.heartbeat.stop(lease.grant)
 
     def _in_thread(self, member: Member, key: str) -> None:
         try:
@@ -225,23 +225,21 @@ class Upkeep:
             reached = recovery.run(device)
         except HarnessError as error:
             if self._stop.is_set():
-                self._ledger.interrupt_repair(lease.key, lease.token)
+                self._ledger.interrupt_repair(lease.key, lease.grant)
             else:
                 most_s = _HELD_S if isinstance(error, NO_STEP_HELPS) else math.inf
-                self._end(device, lease.token, Event.GAVE_UP, one_line(str(error)), most_s)
+                self._end(device, lease.grant, Event.GAVE_UP, one_line(str(error)), most_s)
             return
         if reached.key != lease.key:
             reason = f"another device answers at {member.spec}"
-            self._end(device, lease.token, Event.GAVE_UP, reason)
+            self._end(device, lease.grant, Event.GAVE_UP, reason)
         else:
-            self._end(device, lease.token, Event.RECOVERED, "it answers again")
+            self._end(device, lease.grant, Event.RECOVERED, "it answers again")
         self._ledger.record_found(reached.key, member.name, str(member.spec), reached.facts)
 
-    def _run_probation(self, member: Member, device: DeviceRow, token: int) -> None:
+    def _run_probation(self, member: Member, device: DeviceRow, row: LeaseRow) -> None:
         try:
-            lease = Lease(
-                self._context, token, [self._context.claims.claim(token, device.key, member)]
-            )
+            lease = Lease(self._context, row.grant, [self._context.claims.claim(row, member)])
             self.probation(lease.device)
             lease.device.fence.give_back(lease.device.unleased)
         except HarnessError as error:
@@ -252,14 +250,14 @@ class Upkeep:
                 most_s = 1.0  # it says nothing about the device, which is tried again at once
             else:
                 reason = f"its probation run failed: {reason}"
-            self._end(device, token, Event.NOT_PASSED, reason, most_s)
+            self._end(device, row.grant, Event.NOT_PASSED, reason, most_s)
         else:
-            self._end(device, token, Event.PASSED, "it passed its probation run")
+            self._end(device, row.grant, Event.PASSED, "it passed its probation run")
 
     def _end(
         self,
         device: DeviceRow,
-        token: int,
+        grant: str,
         event: Event,
         reason: str,
         most_s: float = math.inf,
@@ -268,7 +266,7 @@ class Upkeep:
         config = self._context.config
         policy = config.quarantine if event is Event.NOT_PASSED else config.recovery
         retry_in_s = min(policy.backoff(device.attempts), most_s)
-        self._ledger.end_repair(device.key, token, event, reason, retry_in_s=retry_in_s)
+        self._ledger.end_repair(device.key, grant, event, reason, retry_in_s=retry_in_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +308,7 @@ class Recovery:
         first = steps.index(device.step) if device.step in steps else 0
         for step in steps[first:]:
             self._check_stopped()
-            self.context.ledger.record_step(self.lease.key, self.lease.token, step)
+            self.context.ledger.record_step(self.lease.key, self.lease.grant, step)
             self.on_progress(self._announcement(step, patience_s))
             try:
                 self._take(step)
@@ -364,7 +362,7 @@ class Recovery:
     def _try_claim(self) -> None:
         with suppress(LeaseLostError):
             device = self.context.claims.claim(
-                self.lease.token, self.lease.key, self.member, from_others=self.from_others
+                self.lease, self.member, from_others=self.from_others
             )
             device.fence.give_back(device.device)
 

@@ -51,7 +51,7 @@ while True:
     time.sleep(random.random() * 0.01)
     for mark in mine:
         mark.unlink()
-    ledger.release(rows[0].token, [row.key for row in rows])
+    ledger.release(rows[0].grant, [row.key for row in rows])
     print("lease", rows[0].token, flush=True)
 """
 

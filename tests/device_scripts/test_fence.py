@@ -19,21 +19,32 @@ from tests.waiting import wait_for
 if TYPE_CHECKING:
     from harness.devices.device import Device
 
-HOLDER = 'a1 {"label": "ann: pytest (pid 7)", "host": "lab1", "boot": "b\\u00e4"}'
-OTHER = 'b2 {"label": "ben: pytest (pid 8)", "host": "lab2"}'
+HOLDER = 'a1-n {"label": "ann: pytest (pid 7)", "host": "lab1", "boot": "b\\u00e4"}'
+OTHER = 'b2-n {"label": "ben: pytest (pid 8)", "host": "lab2"}'
 _LINE = re.compile(r"qnnfarm-fence token=(\d+) id=([0-9a-f-]{36}) ended=(\d+) left=0\n")
 
 
 def claim(
-    device: DeviceShell, token: int, *known: str, holder: str = HOLDER, ended: int | None = None
+    device: DeviceShell,
+    token: int,
+    known: str = "",
+    quiet: str = "",
+    take: str | None = None,
+    *,
+    holder: str = HOLDER,
+    ended: int | None = None,
 ) -> Fence:
-    done = device.run("fence.sh", device.work_root, "claim", str(token), holder, *known)
+    """Claim a device; its ledger granted all of its leases that are there."""
+    ours = f"*-{holder.partition('-')[0]}-*"
+    files = (path.name for path in (device.work_root / "fence").glob(ours))
+    words = known, quiet, ",".join(files) if take is None else take
+    done = device.run("fence.sh", device.work_root, "claim", str(token), holder, *words)
     match = _LINE.fullmatch(done.stdout)
     assert match, (done.stdout, done.stderr)
     assert (done.returncode, int(match[1])) == (0, token)
     assert int(match[3]) == ended or ended is None
-    ledger, _, record = holder.partition(" ")
-    return Fence(str(device.work_root), token, match[2], ledger, record)
+    (ledger, _, grant), record = holder.partition(" ")[0].partition("-"), record_of(holder)
+    return Fence(str(device.work_root), token, match[2], ledger, grant, record)
 
 
 def record_of(holder: str) -> str:
@@ -42,7 +53,7 @@ def record_of(holder: str) -> str:
 
 def tokens(device: DeviceShell) -> set[str]:
     files = (device.work_root / "fence").glob("[0-9]*")
-    return {path.name.removesuffix("-a1") for path in files}
+    return {path.name.removesuffix("-a1-n") for path in files}
 
 
 def guarded(device: DeviceShell, fence: Fence, command: str) -> subprocess.Popen[str]:
@@ -92,7 +103,7 @@ def test_a_command_is_the_callers_with_any_text_and_status(device: DeviceShell) 
         device, fence, "cat; printf '<%s>' \"$QNNFARM_MARKS\" 'a'\\''b' '$(id)' \"`echo c`\""
     )
     stdout, _ = process.communicate("in 'put' $x\n")
-    assert stdout == f"in 'put' $x\n<lease:{fence.id}.1-a1.><a'b><$(id)><c>"
+    assert stdout == f"in 'put' $x\n<lease:{fence.id}.1-a1-n.><a'b><$(id)><c>"
 
 
 def test_a_claim_kills_commands_that_passed_the_fence_before(
@@ -126,10 +137,10 @@ def test_only_behind_a_quiet_lease_there_is_nothing_to_look_for(
         while not running(quiet):
             time.sleep(0.02)
         if between:  # somebody else had it meanwhile, and may have left something
-            (device.work_root / "fence" / "2-a1").touch()
-        claim(device, 3, quiet.id, "1")
+            (device.work_root / "fence" / "2-a1-n").touch()
+        claim(device, 3, quiet.id, "1-a1-n")
         assert bool(running(quiet)) is not between
-        claim(device, 4, quiet.id, "1")
+        claim(device, 4, quiet.id, "1-a1-n")
         assert not running(quiet)
     finally:
         stray.kill()
@@ -137,7 +148,7 @@ def test_only_behind_a_quiet_lease_there_is_nothing_to_look_for(
 
 
 def running(fence: Fence) -> list[int]:
-    return processes_with(f"lease:{fence.id}.{fence.token}-{fence.ledger}.".encode())
+    return processes_with(f"lease:{fence.id}.{fence.token}-{fence.ledger}-{fence.grant}.".encode())
 
 
 def test_a_claim_ends_the_runs_of_a_former_holder(device: DeviceShell) -> None:
@@ -212,9 +223,11 @@ def test_of_claims_at_the_same_time_the_greatest_stays(device: DeviceShell, *, l
 
 def test_a_greater_claim_that_comes_between_two_looks_is_kept(device: DeviceShell) -> None:
     # The trace's prompt is evaluated before each command: here it makes the file of another claim
-    # right after this one has seen that it is the greatest.
+    # right after this one has looked at all others for the last time.
     script, *arguments = device.command("fence.sh", device.work_root, "claim", "12", HOLDER)[1:]
-    prompt = """${highest:+$(case $highest${former+x} in 12) echo a1 >"$fence/19-a1" ;; esac)}"""
+    prompt = (
+        """${raised:+$(case $raised$number${former+x} in 112) echo >"$fence/19-a1-n" ;; esac)}"""
+    )
     subprocess.run(
         [device.shell, "-x", script, *arguments],
         env={**device.environment, "PS4": prompt},
@@ -252,7 +265,7 @@ def test_a_claim_that_was_overtaken_ends_nothing_of_the_greater_one(
     assert greater.wait(timeout=200) == 0
     held = subprocess.Popen(
         [device.shell, "-c", "sleep 64; :"],
-        env=device.environment | {"QNNFARM_MARKS": f"lease:{fence.id}.19-a1."},
+        env=device.environment | {"QNNFARM_MARKS": f"lease:{fence.id}.19-a1-n."},
     )
     try:
         run_dir = device.make_run("of-the-greater")
@@ -299,9 +312,9 @@ def refused(device: DeviceShell, token: int, *words: str) -> tuple[int, str]:
 def test_a_holder_of_another_ledger_keeps_the_device(device: DeviceShell) -> None:
     claim(device, 5)
     run_dir = device.make_run()
-    held = (5, f"qnnfarm-fence held=5-a1 {record_of(HOLDER)}\n")
+    held = (5, f"qnnfarm-fence held=5-a1-n {record_of(HOLDER)}\n")
     assert refused(device, 3) == refused(device, 5) == refused(device, 9) == held
-    assert refused(device, 9, "", "0", "4-a1") == held
+    assert refused(device, 9, "", "0", "4-a1-n") == held
     assert run_dir.exists()
     assert tokens(device) == {"5"}
 
@@ -311,7 +324,7 @@ def test_a_holder_of_another_ledger_gives_way_to_who_names_it(device: DeviceShel
     process = subprocess.Popen(
         [device.shell, "-c", "sleep 65; :"], env=device.environment | old.env
     )
-    new = claim(device, 5, "", "0", "5-a1", holder=OTHER)
+    new = claim(device, 5, "", "0", "5-a1-n", holder=OTHER)
     assert process.wait(60) == -9
     late = guarded(device, old, "true")
     _, stderr = late.communicate()
@@ -319,15 +332,34 @@ def test_a_holder_of_another_ledger_gives_way_to_who_names_it(device: DeviceShel
     assert guarded(device, new, "echo here").communicate() == ("here\n", "")
 
 
-@pytest.mark.parametrize(("ledger", "code"), [("a1", 0), ("-", 0), ("", 0), ("b2", 5)])
-def test_the_fence_of_an_earlier_version_is_read(
-    device: DeviceShell, ledger: str, code: int
-) -> None:
-    (device.work_root / "fence").mkdir()
-    (device.work_root / "fence" / "7").write_text(f"{ledger} {{}}\n" if ledger else "")
-    done = device.run("fence.sh", device.work_root, "claim", "8", HOLDER)
-    assert done.returncode == code
-    assert tokens(device) == ({"8"} if code == 0 else {"7"})
+COPY = 'a1-m {"label": "ann: pytest (pid 9)", "host": "lab1"}'
+
+
+def test_a_holder_of_a_copy_of_the_ledger_keeps_the_device(device: DeviceShell) -> None:
+    """Neither its token nor a higher one of the same ledger takes what that did not grant."""
+    claim(device, 5)
+
+    def asks(token: int, take: str = "") -> tuple[int, str]:
+        words = ("claim", str(token), COPY, "", "", take)
+        done = device.run("fence.sh", device.work_root, *words)
+        return done.returncode, done.stdout
+
+    refused = (3, f"qnnfarm-fence refused=5 {record_of(HOLDER)}\n")
+    held = (5, f"qnnfarm-fence held=5-a1-n {record_of(HOLDER)}\n")
+    assert asks(4) == asks(5) == asks(5, "5-a1-n") == refused
+    assert asks(6) == asks(6, "4-a1-n,5-a1-m") == held
+    assert tokens(device) == {"5"}
+    (device.work_root / "fence" / "5-a1-n").write_text("- {}\n")
+    assert asks(5) == (3, "qnnfarm-fence refused=5 {}\n"), "its late command would run"
+    assert asks(6)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["999999999-a1-x", "1000014-a1"])
+def test_a_token_that_no_grant_explains_stops_nobody(device: DeviceShell, name: str) -> None:
+    first = claim(device, 7)
+    (device.work_root / "fence" / name).write_text("a1-x {}\n")
+    assert claim(device, 8).id == first.id
+    assert tokens(device) == {"8"}
 
 
 @pytest.mark.needs("namespaces")
@@ -345,7 +377,7 @@ def test_a_disk_that_is_full_leaves_no_file_in_the_fence(device: DeviceShell) ->
         env=device.environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "the file system is full or read-only" in done.stderr
-    assert done.stdout.split() == ["1", "5-a1", "id"]
+    assert done.stdout.split() == ["1", "5-a1-n", "id"]
     assert claim(device, 6).id == fence.id
 
 
@@ -361,12 +393,12 @@ def test_a_device_that_was_given_back_goes_to_any_ledger(device: DeviceShell) ->
     subprocess.run([device.shell, "-c", commands[0]], env=device.environment, check=True)
     assert claim(device, 2, holder=OTHER).token == 2
     late = subprocess.run([device.shell, "-c", commands[0]], env=device.environment, check=True)
-    assert (late.returncode, tokens(device)) == (0, {"2-b2"})
+    assert (late.returncode, tokens(device)) == (0, {"2-b2-n"})
 
 
 def test_a_late_command_says_who_has_the_device(device: DeviceShell) -> None:
     old = claim(device, 1)
-    claim(device, 2, "", "0", "1-a1", holder=OTHER)
+    claim(device, 2, "", "0", "1-a1-n", holder=OTHER)
     process = guarded(device, old, "true")
     _, stderr = process.communicate()
     assert old.was_lost(process.returncode, stderr)
@@ -405,7 +437,7 @@ def test_a_half_written_id_is_written_anew(device: DeviceShell) -> None:
      ["ROOT", "claim", "1x", HOLDER], ["ROOT", "claim", "-1", HOLDER],
      ["ROOT", "claim", "1000000000", HOLDER], ["ROOT", "claim", "$(touch owned)", HOLDER],
      ["ROOT", "drop", "1"], ["relative", "claim", "1", HOLDER], ["ROOT", "claim", "1"],
-     ["ROOT", "claim", "1", HOLDER, "id", "more"],
+     ["ROOT", "claim", "1", "-n {}"], ["ROOT", "claim", "1", "$(id) {}"],
      ["ROOT", "claim", "1", HOLDER, "id", "1", "1", "more"]],
 )  # fmt: skip
 def test_wrong_use(device: DeviceShell, arguments: list[str]) -> None:

@@ -41,7 +41,7 @@ from harness.devices.properties import (
 from harness.errors import DeviceCommandError, RunnerError
 from harness.errors.codes import find_codes
 from harness.pool import fence
-from harness.pool.fence import HigherTokenError, OtherLedgerError
+from harness.pool.fence import HigherTokenError, OtherHolderError
 from harness.runtimes.base import Window
 from harness.runtimes.genie.output import generated_text, parse_perplexity, parse_profile
 from harness.runtimes.genie.runtime import GenieRuntime
@@ -320,7 +320,7 @@ def main() -> None:
             used = time.process_time()
             soft = int(used + LONGEST_S) + 1
             resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
-            with suppress(QnnfarmError, HigherTokenError, OtherLedgerError):
+            with suppress(QnnfarmError, HigherTokenError, OtherHolderError):
                 parser.read(text)
             if only:
                 sys.stderr.write(f"{time.process_time() - used:6.2f} s {name} {label}\n")

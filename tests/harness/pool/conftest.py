@@ -87,19 +87,19 @@ class Bench:
         """Let a process wait for devices; return the ticket."""
         return self.ledger.enqueue(process(pid), keys, count, priority=priority)
 
-    def lease(self, pid: int, *keys: str) -> int:
-        """Lease devices for a process; return the token."""
+    def lease(self, pid: int, *keys: str) -> str:
+        """Lease devices for a process; return the grant."""
         ticket = self.ask(pid, *keys, count=len(keys))
         rows = self.ledger.try_grant(ticket)
         assert rows
         self.ledger.settle(ticket)
-        return rows[0].token
+        return rows[0].grant
 
     def fail(self, key: str, report: FailureReport, pid: int = 1) -> str:
         """Lease a device, report a failure, and release it; return what is blamed in its place."""
-        token = self.lease(pid, key)
-        blame = self.ledger.report(key, token, report)
-        self.ledger.release(token, [key], used=[key])
+        grant = self.lease(pid, key)
+        blame = self.ledger.report(key, grant, report)
+        self.ledger.release(grant, [key], used=[key])
         assert blame is not None
         return blame
 
@@ -110,8 +110,8 @@ class Bench:
 
     def repair(self, key: str, end: Event, *, force: bool = False, retry_in_s: float = 0) -> None:
         """Repair a device, from beginning to end."""
-        token = self.begin_repair(key, force=force).token
-        assert self.ledger.end_repair(key, token, end, f"it {end}", retry_in_s=retry_in_s)
+        grant = self.begin_repair(key, force=force).grant
+        assert self.ledger.end_repair(key, grant, end, f"it {end}", retry_in_s=retry_in_s)
 
     def context(
         self,

@@ -19,14 +19,14 @@ def test_a_lease_is_renewed_until_it_is_stopped(bench: Bench) -> None:
     rows = ledger.try_grant(ticket)
     assert rows
     heartbeat = Heartbeat(ledger)
-    token = rows[0].token
+    grant = rows[0].grant
     heartbeat.start(rows)
     beating = heartbeat._thread
     assert beating is not None
     bench.clock.time += _TTL_S / 2
-    while heartbeat.until(token) < bench.clock.boottime() + _TTL_S:  # until it has beaten again
+    while heartbeat.until(grant) < bench.clock.boottime() + _TTL_S:  # until it has beaten again
         time.sleep(0.01)
-    assert ledger.holds(token, "a")
-    heartbeat.stop(token)
-    assert heartbeat.until(token) < bench.clock.boottime()
+    assert ledger.holds(grant, "a")
+    heartbeat.stop(grant)
+    assert heartbeat.until(grant) < bench.clock.boottime()
     beating.join()

@@ -17,11 +17,12 @@ from harness.devices.base import CommandResult
 from harness.devices.device import Device
 from harness.devices.local import LocalTransport
 from harness.devices.spec import DeviceSpec
-from harness.errors import DeviceLostError, LeaseLostError, LedgerError
+from harness.errors import DeviceLostError, LedgerError
 from harness.pool.fence import ClaimedDevice, Fence
 from harness.pool.lease import Lease, LeasedDevice, PoolContext
 from harness.pool.members import Member
 from harness.pool.pool import Acquisition
+from harness.pool.records import LeaseRow
 from harness.pool.requirement import Requirement
 from tests.harness.pool.conftest import TTL_S, Bench, process
 from tests.harness.pool.interrupts import Interrupter
@@ -49,16 +50,18 @@ class HandDevice(Device):
 
 
 class HandClaims:
-    """Fences nothing; the first claim of a device may find a higher token there."""
+    """Fences nothing; a device may have a higher token there."""
 
     def __init__(self, bench: Bench, higher: int = 0) -> None:
         self.bench = bench
         self.higher = higher
 
-    def claim(self, token: int, key: str, *_: object, **__: object) -> ClaimedDevice:
+    def claim(self, lease: LeaseRow, *_: object, **__: object) -> ClaimedDevice:
+        key, token = lease.key, lease.token
         if token <= self.higher:
-            self.bench.ledger.note_token(self.higher)
-            raise LeaseLostError(key, token, "the device has a higher token")
+            passed = self.bench.ledger.pass_token(key, lease.grant, self.higher, "it says so")
+            assert passed
+            token = passed
         return ClaimedDevice(key, key, HandDevice(), Fence("/root", token, "id"))
 
 

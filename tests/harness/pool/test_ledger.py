@@ -100,7 +100,7 @@ def test_first_come_first_served_and_the_dead_keep_nothing(bench: Bench) -> None
     assert bench.ledger.try_grant(tickets[1]) is None
     rows = bench.ledger.try_grant(tickets[0])
     assert rows is not None
-    assert rows[0].token > held
+    assert rows[0].token > 1
     bench.dead |= {2, 3}  # the holder, and the next
     assert bench.ledger.try_grant(tickets[2])
 
@@ -119,9 +119,9 @@ def test_a_priority_goes_before_but_starves_nobody(bench: Bench) -> None:
     for _ in range(60):  # twenty minutes
         bench.clock.time += 20
         assert bench.ledger.try_grant(low) is None
-        bench.ledger.renew({rows[0].token: 1})
+        bench.ledger.renew({rows[0].grant: 1})
     late = bench.ask(4, "a", priority=1)
-    bench.ledger.release(rows[0].token, ["a"])
+    bench.ledger.release(rows[0].grant, ["a"])
     assert bench.ledger.try_grant(late) is None
     assert bench.ledger.try_grant(low)
 
@@ -152,7 +152,7 @@ def test_a_release_never_takes_what_a_new_owner_holds(bench: Bench) -> None:
     bench.clock.time += TTL_S + 1
     new = bench.lease(2, "a")
     assert bench.ledger.release(old, ["a"], unused=["a"]) == frozenset()
-    assert bench.ledger.fence_of("a").quiet == 0
+    assert bench.ledger.fence_of("a").quiet == ""
     assert bench.ledger.holds(new, "a")
     assert bench.ledger.report("a", old, LOST) is None
     assert bench.ledger.end_repair("a", old, Event.RECOVERED, "") is False
@@ -188,7 +188,7 @@ def test_a_ticket_whose_device_failed_goes_back_to_its_place(bench: Bench) -> No
     bench.add("a")
     first, second = bench.ask(1, "a"), bench.ask(2, "a")
     rows = bench.ledger.try_grant(first) or []
-    bench.ledger.release(rows[0].token, ["a"])
+    bench.ledger.release(rows[0].grant, ["a"])
     bench.ledger.put_back(first)
     assert bench.ledger.try_grant(second) is None
     assert bench.ledger.try_grant(first)
@@ -202,10 +202,16 @@ def test_tokens_only_rise_also_above_that_of_a_device(bench: Bench) -> None:
     first = bench.lease(1, "a")
     assert bench.ledger.in_use(besides="b")
     assert not bench.ledger.in_use(besides="a")
-    bench.ledger.note_token(5000)
-    bench.ledger.note_token(7)
+    assert bench.ledger.pass_token("a", first, 5000, "it said so") == 5001
     assert bench.ledger.holds(first, "a")
-    assert bench.lease(2, "b") == 5001
+    assert bench.ledger.pass_token("a", first, 7, "a lower one") is None
+    assert bench.ledger.pass_token("a", first, 999_999_999, "beyond all grants") is None
+    assert bench.ledger.pass_token("a", "0" * 16, 6000, "of another grant") is None
+    bench.lease(2, "b")
+    bench.ledger.release(first, ["a"])
+    bench.lease(3, "a")
+    tokens = {key: row.lease.token for key, row in bench.ledger.rows("ab").items() if row.lease}
+    assert tokens == {"a": 5002, "b": 2}, "what one device says raises no token of another"
 
 
 def test_a_drained_device_stays_with_its_holder_and_is_not_granted(bench: Bench) -> None:
@@ -234,7 +240,7 @@ def test_a_failure_leads_to_recovery_after_the_release(bench: Bench) -> None:
     work = bench.begin_repair("a")
     assert work.purpose == "recovery"
     assert bench.ledger.begin_repair("a", process(3), force=True) is None
-    bench.ledger.end_repair("a", work.token, Event.RECOVERED, "it answers")
+    bench.ledger.end_repair("a", work.grant, Event.RECOVERED, "it answers")
     assert bench.state("a") == "ready"
 
 
@@ -244,7 +250,7 @@ def test_recovery_backs_off_and_is_done_by_another_when_its_process_dies(bench: 
     bench.begin_repair("a")
     bench.dead.add(2)
     work = bench.begin_repair("a", 3)
-    bench.ledger.end_repair("a", work.token, Event.GAVE_UP, "dead", retry_in_s=100)
+    bench.ledger.end_repair("a", work.grant, Event.GAVE_UP, "dead", retry_in_s=100)
     assert bench.state("a") == "absent"
     assert bench.ledger.begin_repair("a", process(3)) is None
     bench.clock.set_by -= 365 * 86_400  # a wall clock that is set back puts off no repair
@@ -329,7 +335,7 @@ def test_the_ledger_says_who_ended_a_lost_lease_and_when(bench: Bench) -> None:
     for _ in range(2):
         bench.ledger.record_loss(refused, "a", "the device says so")
     losses = [entry for entry in bench.ledger.history("a") if entry.what == "lost its lease"]
-    assert [entry.text for entry in losses[2:]] == [f"token {refused}: the device says so"]
+    assert [entry.text for entry in losses[2:]] == ["token 5: the device says so"]
 
 
 def test_a_probation_run_decides_and_earlier_failures_do_not_count(bench: Bench) -> None:
@@ -338,7 +344,7 @@ def test_a_probation_run_decides_and_earlier_failures_do_not_count(bench: Bench)
         bench.fail("a", BAD_RUN)
     work = bench.begin_repair("a", force=True)
     assert (work.purpose, bench.state("a")) == ("probation", "probation")
-    bench.ledger.end_repair("a", work.token, Event.NOT_PASSED, "bad file", retry_in_s=60)
+    bench.ledger.end_repair("a", work.grant, Event.NOT_PASSED, "bad file", retry_in_s=60)
     assert bench.state("a") == "quarantined"
     assert bench.ledger.begin_repair("a", process(2)) is None
     bench.begin_repair("a", force=True)
@@ -385,7 +391,7 @@ def test_an_absent_device_gets_its_hardware_key_when_it_answers(bench: Bench) ->
 @on_each_database
 def test_a_device_keeps_its_space_its_fence_and_its_history(bench: Bench) -> None:
     bench.add("a")
-    fence = FenceRecord("id", "/root", 3)
+    fence = FenceRecord("id", "/root", "3-abc")
     bench.ledger.set_fence("a", fence)
     bench.ledger.set_free_bytes("a", 5)
     bench.ledger.add_history("a", "what", "a text")
@@ -435,6 +441,41 @@ def test_a_file_that_cannot_be_used_is_left_alone(
     assert path.read_bytes() == before
 
 
+def make_older(bench: Bench) -> None:
+    """Put a ledger into the format before this one."""
+    for table, column in (("leases", "nonce"), ("tickets", '"grant"'), ("devices", "unused")):
+        bench.sql(f"ALTER TABLE pool_{table} DROP COLUMN {column}")
+    bench.sql("DROP TABLE pool_grants")
+    if bench.database.path is None:
+        bench.sql("UPDATE pool_counters SET value = 9 WHERE name = 'format'")
+    else:
+        bench.sql("PRAGMA user_version = 9")
+    bench.database.close()
+
+
+@on_each_database
+def test_an_older_ledger_is_upgraded_once_nobody_holds_a_device(bench: Bench) -> None:
+    bench.add("a")
+    bench.lease(1, "a")
+    make_older(bench)
+    if bench.database.path is None:
+        with pytest.raises(LedgerError, match="`qnnfarm pool upgrade`"):
+            bench.database.version()
+
+    class Upgrading(Database):
+        def times(self, *_: object) -> tuple[float, float]:
+            return now, now
+
+    now = bench.clock.boottime() + TTL_S - 1
+    with closing(Upgrading(bench.location, upgrades=True)) as database:
+        with pytest.raises(LedgerError, match="an older qnnfarm holds 1 device"):
+            database.version()
+        now += 2
+        database.version()
+    bench.ledger.reconcile()
+    bench.lease(2, "a")
+
+
 def test_a_newer_ledger_on_a_server_is_left_alone(server_location: str) -> None:
     bench = Bench(server_location)
     bench.add("a")
@@ -449,10 +490,10 @@ def test_a_recovery_step_is_stored_until_the_recovery_ends(bench: Bench) -> None
     bench.add("a")
     bench.fail("a", LOST)
 
-    def begun(pid: int, step: str) -> int:
-        token = bench.begin_repair("a", pid).token
-        bench.ledger.record_step("a", token, step)
-        return token
+    def begun(pid: int, step: str) -> str:
+        grant = bench.begin_repair("a", pid).grant
+        bench.ledger.record_step("a", grant, step)
+        return grant
 
     def known() -> tuple[str, str, int]:
         row = bench.ledger.rows(["a"])["a"]
@@ -467,8 +508,8 @@ def test_a_recovery_step_is_stored_until_the_recovery_ends(bench: Bench) -> None
     bench.ledger.interrupt_repair("a", begun(3, "reboot"))
     assert known() == ("recovering", "reboot", 0)
     bench.ledger.interrupt_repair("a", killed)
-    token = begun(4, "power_cycle")
-    assert bench.ledger.end_repair("a", token, Event.GAVE_UP, "no use", retry_in_s=50)
+    grant = begun(4, "power_cycle")
+    assert bench.ledger.end_repair("a", grant, Event.GAVE_UP, "no use", retry_in_s=50)
     assert known() == ("absent", "", 1)
     bench.clock.time += 50
     begun(5, "reconnect")
@@ -544,7 +585,7 @@ def test_a_drain_that_is_taken_back_during_a_repair_does_not_make_the_device_rea
     work = bench.begin_repair("a", force=True)
     bench.ledger.apply("a", Event.DRAIN, "a look")
     bench.ledger.apply("a", Event.UNDRAIN, "")
-    bench.ledger.end_repair("a", work.token, end, "no better", retry_in_s=60)
+    bench.ledger.end_repair("a", work.grant, end, "no better", retry_in_s=60)
     bench.ledger.reconcile()
     assert bench.state("a") == state
 

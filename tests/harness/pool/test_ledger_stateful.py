@@ -33,7 +33,7 @@ _LOST = FailureReport("DeviceLostError", 1.0, recover=True, text="went away")
 class Believed:
     """A lease as its holder sees it, by its own clock alone."""
 
-    token: int
+    grant: str
     pid: int
     keys: set[str]
     until: float
@@ -89,7 +89,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model.highest = rows[0].token
         until = rows[0].until
         self.model.leases.append(
-            Believed(rows[0].token, pid, {row.key for row in rows}, until, work)
+            Believed(rows[0].grant, pid, {row.key for row in rows}, until, work)
         )
 
     @rule(pid=_pids, wanted=st.sets(_keys, min_size=1), count=st.integers(1, 3))
@@ -154,14 +154,14 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(self.model.leases))
-        others = {key: [b.token for b in self.believers(key)] for key in _KEYS}
+        others = {key: [b.grant for b in self.believers(key)] for key in _KEYS}
         keys = sorted(lease.keys)
-        self.bench.ledger.release(lease.token, keys, used=keys)
+        self.bench.ledger.release(lease.grant, keys, used=keys)
         self.model.leases.remove(lease)
-        for key, tokens in others.items():
-            for token in tokens:
-                if token != lease.token:
-                    assert self.bench.ledger.holds(token, key), "it took another's"
+        for key, grants in others.items():
+            for grant in grants:
+                if grant != lease.grant:
+                    assert self.bench.ledger.holds(grant, key), "it took another's"
 
     @precondition(lambda self: self.model.leases)
     @rule(data=st.data())
@@ -169,7 +169,7 @@ class LedgerMachine(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(self.model.leases))
         if not self.alive(lease.pid):
             return
-        until = self.bench.ledger.renew({lease.token: len(lease.keys)})[lease.token]
+        until = self.bench.ledger.renew({lease.grant: len(lease.keys)})[lease.grant]
         if until is None:
             assert lease.until <= self.bench.clock.time
             self.model.leases.remove(lease)
@@ -193,13 +193,13 @@ class LedgerMachine(RuleBasedStateMachine):
             answered="it answered" if answered else "",
         )
         for key in lease.keys:
-            self.bench.ledger.report(key, lease.token, report)
+            self.bench.ledger.report(key, lease.grant, report)
 
     @precondition(lambda self: self.model.leases)
     @rule(data=st.data(), work=st.sampled_from(["cell-1", "cell-2"]))
     def succeed(self, data: st.DataObject, work: str) -> None:
         lease = data.draw(st.sampled_from(self.model.leases))
-        self.bench.ledger.report_success(lease.token, Work(work, work, 0.0))
+        self.bench.ledger.report_success(lease.grant, Work(work, work, 0.0))
 
     @rule(key=_keys, pid=_pids, force=st.booleans())
     def begin_work(self, key: str, pid: int, force: bool) -> None:
@@ -218,7 +218,7 @@ class LedgerMachine(RuleBasedStateMachine):
             (Event.PASSED, Event.NOT_PASSED) if probation else (Event.RECOVERED, Event.GAVE_UP)
         )
         self.bench.ledger.end_repair(
-            key, lease.token, good_event if good else bad_event, "it ended", retry_in_s=50
+            key, lease.grant, good_event if good else bad_event, "it ended", retry_in_s=50
         )
         self.model.leases.remove(lease)
 
@@ -247,7 +247,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert row.reason
             assert len(self.believers(key)) <= 1
             for lease in self.believers(key):
-                assert self.bench.ledger.holds(lease.token, key)
+                assert self.bench.ledger.holds(lease.grant, key)
             if row.state is MemberState.LEASED:
                 assert row.lease is not None
             if row.state in {MemberState.READY, MemberState.QUARANTINED, MemberState.ABSENT}:

@@ -245,7 +245,7 @@ def test_a_late_holder_is_refused_by_the_device(open_pool: OpenPool, tmp_path: P
         assert lease.device.shell(["ls", f"{root}/late"]).stdout == ""
         boot = lease.device.boot_id()
         late.release()
-        assert old.ledger.holds(lease.token, lease.device.key)
+        assert old.ledger.holds(lease.grant, lease.device.key)
         assert lease.device.boot_id() == boot
 
 
@@ -383,11 +383,11 @@ def test_changed_scripts_are_found_before_they_run(open_pool: OpenPool) -> None:
 def test_only_a_lease_that_used_nothing_is_quiet(open_pool: OpenPool) -> None:
     pool = open_pool(count=1)
     with pool.acquire(ANY, timeout_s=60) as lease:
-        key = lease.device.key
-    assert pool.ledger.fence_of(key).quiet == lease.token
+        key, quiet = lease.device.key, f"{lease.token}-{lease.grant}"
+    assert pool.ledger.fence_of(key).quiet == quiet
     with pool.acquire(ANY, timeout_s=60) as used:
         used.device.shell("setsid sleep 73 >/dev/null 2>&1 &")
-    assert pool.ledger.fence_of(key).quiet == lease.token
+    assert pool.ledger.fence_of(key).quiet == quiet
     with pool.acquire(ANY, timeout_s=60) as lease:
         mark = f"{lease.device.fence.id}.{used.token}-"
         assert count_marked(lease.device.unleased, mark) == 0
@@ -548,7 +548,7 @@ def test_failures_name_a_device_by_its_name_in_the_pool(
     key, other = (pool.ledger.keys_of([str(m.spec)])[str(m.spec)] for m in pool.members())
     # Since it was last seen, another device took its place.
     pool.ledger.record_found(other, names[0], str(device.spec), Facts("SM8750", "v79"))
-    pool.ledger.set_fence(other, FenceRecord("", "", 0))
+    pool.ledger.set_fence(other, FenceRecord())
     with pool.acquire(Requirement(name=names[0]), timeout_s=60) as lease:
         assert lease.device.key == key
     (told,) = [e.text for e in pool.ledger.history(other) if "no adb device" in e.text]

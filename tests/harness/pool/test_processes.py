@@ -32,13 +32,13 @@ for _ in range(rounds):
     while not (rows := ledger.try_grant(ticket)):
         time.sleep(0.02)
     ledger.settle(ticket)
-    token, keys = rows[0].token, [row.key for row in rows]
+    grant, keys = rows[0].grant, [row.key for row in rows]
     for key in keys:  # a second holder would fail here
         os.close(os.open(folder / f"held-{key}", os.O_CREAT | os.O_EXCL))
     for key in keys:
         (folder / f"held-{key}").unlink()
-    assert ledger.release(token, keys) == set(keys)
-    print(json.dumps([ticket, token]), flush=True)
+    assert ledger.release(grant, keys) == set(keys)
+    print(json.dumps([ticket, rows[0].token]), flush=True)
 """
 
 

@@ -44,7 +44,7 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
     other.record_found("a", "a", "spec:a", Facts())
     assert other.try_grant(other.enqueue(this_process(), ["a"], 1))
     seen: set[int] = set()
-    waits = select(tickets.c.id).where(tickets.c.token.is_(None))
+    waits = select(tickets.c.id).where(tickets.c.grant.is_(None))
 
     def wait(version: tuple[int, int], timeout_s: float) -> tuple[int, int]:
         clock.time += timeout_s

@@ -6,7 +6,6 @@ import pytest
 
 from harness.cli.pool import parse_duration, parse_start
 from harness.errors import WrongUseError
-from harness.pool.database import FORMAT
 from harness.pool.records import Facts
 from tests.harness.pool.conftest import Bench, on_each_database, process
 
@@ -30,7 +29,7 @@ def test_a_reserved_device_is_leased_to_nobody_else_until_the_time_ends(bench: B
     assert not is_granted(bench, other)
     rows = bench.ledger.try_grant(own)
     assert rows
-    bench.ledger.release(rows[0].token, ["a"])
+    bench.ledger.release(rows[0].grant, ["a"])
     assert not is_granted(bench, other)
     bench.clock.time += HOUR_S
     assert is_granted(bench, bench.ask(2, "a"))
@@ -83,7 +82,7 @@ def test_a_repair_goes_on_in_a_reserved_time(bench: Bench) -> None:
     key = bench.ledger.record_absent("a", "a", "gone")
     lease = bench.begin_repair(key, force=True)
     reserve(bench, 1, key)
-    assert bench.ledger.holds(lease.token, key)
+    assert bench.ledger.holds(lease.grant, key)
 
 
 @on_each_database
@@ -108,23 +107,6 @@ def test_a_reservation_follows_a_device_that_says_who_it_is(bench: Bench) -> Non
     reserve(bench, 1, key)
     bench.ledger.record_found("hardware:1", "a", "android:a", Facts())
     assert not is_granted(bench, bench.ask(2, "hardware:1"))
-
-
-@on_each_database
-def test_a_ledger_without_reservations_gets_them(bench: Bench) -> None:
-    bench.add("a")
-    bench.sql("DROP TABLE pool_reservations")
-    if bench.database.path is None:
-        bench.sql("UPDATE pool_counters SET value = 8 WHERE name = 'format'")
-    else:
-        bench.sql("PRAGMA user_version = 8")
-    bench.database.close()
-    assert reserve(bench, 1, "a") == []
-    if bench.database.path is None:
-        (row,) = bench.sql("SELECT value FROM pool_counters WHERE name = 'format'")
-    else:
-        (row,) = bench.sql("PRAGMA user_version")
-    assert row[0] == FORMAT
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_text_that_another_user_wrote_reaches_no_terminal_raw(
             (evil, evil),
         )
         db.execute(
-            "INSERT INTO pool_leases SELECT key, 7, ?, 0, '', ?, 'boot', ?, 0, 'ns', ?, ?, 1e9"
+            "INSERT INTO pool_leases SELECT key, 7, '', ?, 0, '', ?, 'boot', ?, 0, 'ns', ?, ?, 1e9"
             " FROM pool_devices",
             (evil, evil, os.getpid(), evil, SystemClock().boottime()),
         )
