@@ -217,12 +217,12 @@
   const pick = document.querySelector('.pick');
   const facts = run => new Map([
     ...all('table.metrics tbody tr', run).map(row => [row.querySelector('th').textContent, { text: row.querySelector('td').textContent, value: Number(row.querySelector('td').dataset.v ?? NaN) }]),
-    ...all('.facts > div', run).flatMap(group => all('dt', group).map(dt => [`${group.querySelector('h4').textContent}: ${dt.textContent}`, { text: dt.nextElementSibling.textContent, value: NaN }])),
+    ...all('.facts > div', run).flatMap(group => all('dt', group).map(dt => [`${group.querySelector('h3').textContent}: ${dt.textContent}`, { text: dt.nextElementSibling.textContent, value: NaN }])),
   ]);
   const compare = () => {
     const [a, b] = all('select', pick).map(select => facts(document.getElementById(select.value)));
     const table = make('table'), head = make('tr'), body = make('tbody');
-    for (const words of ['', 'A', 'B', 'B over A']) head.append(make('th', words, { scope: 'col' }));
+    for (const words of ['Metric or setting', 'A', 'B', 'B over A']) head.append(make('th', words, { scope: 'col' }));
     const rows = [...new Set([...a.keys(), ...b.keys()])].map(key => {
       const [x, y] = [a.get(key), b.get(key)];
       const row = make('tr');
