@@ -1,8 +1,11 @@
 """Charts of a report: histories, curves, repetitions; each one a `Figure`."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from operator import itemgetter
 
 from harness.results.history import Series
 from harness.results.identity import Subject, container_name, describe_scored, place
@@ -16,6 +19,11 @@ from reports.text import day
 
 LANE_HEIGHT = 120
 CURVE_HEIGHT = 280
+_LENGTHS = {
+    "depth": "Depth of the context",
+    "prompt": "Prompt",
+    "context": "Context length",
+}
 MOST_NOTES = 5
 """Changes of a history that are written beneath its title, the newest ones."""
 _LEVEL = "_level"
@@ -170,9 +178,9 @@ def _lane(metric: Metric, columns: Sequence[Column], *, last: bool) -> Spec:
 def curve_figures(groups: Sequence[SeriesGroup]) -> tuple[Figure, ...]:
     """Draw speeds against lengths and perplexities against bits, where two of these are known."""
     figures = [
-        _length_figure(groups, metric, length)
-        for length in ("prompt", "context")
-        for metric in LEADING_METRICS
+        _length_figure(groups, find_metric(key), length)
+        for length in _LENGTHS
+        for key in (*LEADING_METRICS, "ttft_s")
     ]
     figures += [_quality_figure(groups, against) for against in ("bits", "size")]
     return tuple(figure for figure in figures if figure is not None)
@@ -182,26 +190,22 @@ def _newest_with(group: SeriesGroup, metric: str) -> HistoryPoint | None:
     return next((point for point in reversed(group.points) if metric in point.values), None)
 
 
-def _length_figure(groups: Sequence[SeriesGroup], key: str, length: str) -> Figure | None:
-    metric = find_metric(key)
-    column = metric_column(metric)
-    rows: list[tuple[Value, ...]] = []
+def _length_figure(groups: Sequence[SeriesGroup], metric: Metric, length: str) -> Figure | None:
+    points: dict[tuple[str, int], HistoryPoint] = {}
     for one in groups:
-        point, container = _newest_with(one, key), one.newest.container
-        x = one.newest.workload.prompt_tokens if length == "prompt" else container.cl
-        if point is None or x is None:
-            continue
-        workload = one.series[0].workload
-        other = f"CL {container.cl}" if length == "prompt" else workload
-        line = ", ".join(filter(None, (_line_name(one), other)))
-        rows.append((line, float(x), shown(metric, point.values[key]), point.at))
-    lines = {
-        line for line in {row[0] for row in rows} if len({r[1] for r in rows if r[0] == line}) > 1
-    }
-    rows = sorted((row for row in rows if row[0] in lines), key=lambda row: (str(row[0]), row[1]))
+        point, (x, other) = _newest_with(one, metric.key), _length_of(one, metric, length)
+        if point is not None and x is not None:
+            at = (", ".join(filter(None, (_line_name(one), other))), x)
+            points[at] = max(points.get(at, point), point, key=lambda each: each.at)
+    lengths = Counter(line for line, _ in points)
+    rows = tuple(
+        (line, float(x), shown(metric, point.values[metric.key]), point.at)
+        for (line, x), point in sorted(points.items(), key=itemgetter(0))
+        if lengths[line] > 1
+    )
     if not rows:
         return None
-    name = "Prompt" if length == "prompt" else "Context length"
+    name, column = _LENGTHS[length], metric_column(metric)
     columns = (
         Column("line", "Model and workload"),
         Column("tokens", f"{name}, tokens", "number", 0),
@@ -209,13 +213,31 @@ def _length_figure(groups: Sequence[SeriesGroup], key: str, length: str) -> Figu
         Column("at", "Measured (UTC)", "time"),
     )
     return Figure(
-        f"curve-{length}-{key.partition('_')[0]}",
+        f"curve-{length}-{metric.name.partition('_')[0]}",
         f"{metric.label} against {name.lower()}",
         "The newest result of each length.",
         columns,
-        tuple(rows),
-        _curve(columns, "tokens", f"{name}, tokens", column, log=True),
+        rows,
+        _curve(columns, "tokens", f"{name}, tokens", column, [int(row[1]) for row in rows]),
     )
+
+
+def _length_of(group: SeriesGroup, metric: Metric, length: str) -> tuple[int | None, str]:
+    """Return a length of a group's runs, and in words what tells its line from others."""
+    run, subject = group.newest, Subject.of(group.newest)
+    work, cl = run.workload, f"CL {run.container.cl}" if run.container.cl else ""
+    if length == "context":
+        return run.container.cl or None, subject.label
+    if length == "prompt":
+        behind = f"d{work.depth_tokens}" if work.depth_tokens else ""
+        return work.prompt_tokens, ", ".join(filter(None, (behind, cl)))
+    depth = work.depth_tokens or 0
+    if metric.key == "decode_tokens_per_s":  # it begins behind the run's own prompt
+        depth += (work.prompt_tokens or 0) if subject.measures_prompt else 0
+        subject = replace(subject, prompt_tokens=None)
+    elif metric.key == "prefill_tokens_per_s":
+        subject = replace(subject, max_new_tokens=None)
+    return depth, ", ".join(filter(None, (replace(subject, depth_tokens=None).label, cl)))
 
 
 def _line_name(group: SeriesGroup) -> str:
@@ -265,23 +287,32 @@ def _quality_figure(groups: Sequence[SeriesGroup], against: str) -> Figure | Non
         ),
         columns,
         tuple(sorted(rows, key=lambda row: (str(row[0]), row[2]))),
-        _curve(columns, "x", title, metric_column(metric), log=False, line=False),
+        _curve(columns, "x", title, metric_column(metric)),
     )
 
 
 def _curve(
-    columns: Sequence[Column], x: str, title: str, y: Column, *, log: bool, line: bool = True
+    columns: Sequence[Column], x: str, title: str, y: Column, lengths: Sequence[int] = ()
 ) -> Spec:
-    scale = {"type": "log", "base": 2} if log else {}
-    mark = {"type": "line", "point": {"size": 60}} if line else {"type": "point", "size": 80}
-    axis = {"format": ",d"} if log else {}
+    """Draw lines over lengths, whose ticks are powers of two; without lengths, points."""
+    scale: dict[str, object] = {}
+    axis: dict[str, object] = {}
+    if lengths:
+        least, most = min(filter(None, lengths)), max(lengths)
+        powers = [n for n in (2**e for e in range(most.bit_length())) if least <= n]
+        scale = {"type": "log", "base": 2, "nice": False}
+        if 0 in lengths:
+            scale = {"type": "symlog", "constant": least, "nice": False}
+            powers = [0, *powers]
+        axis = {"format": ",d", "values": powers}
+    mark = {"type": "line", "point": {"size": 60}} if lengths else {"type": "point", "size": 80}
     return {
         "width": "container",
         "height": CURVE_HEIGHT,
         "mark": mark,
         "encoding": {
             "x": quantity(x, title, scale=scale, axis=axis),
-            "y": quantity(y.key, y.label, zero=line),
+            "y": quantity(y.key, y.label, zero=bool(lengths)),
             "color": {
                 "field": "line",
                 "type": "nominal",

@@ -449,9 +449,42 @@ def test_lengths_make_curves_and_one_length_does_not() -> None:
         for run in night(0, 1 - 0.1 * number)
     ]
     found = {figure.id: figure for figure in charts.curve_figures(history(runs))}
-    assert set(found) == {"curve-prompt-prefill", "curve-prompt-decode"}
+    assert set(found) == {
+        "curve-depth-decode", "curve-prompt-prefill", "curve-prompt-decode", "curve-prompt-ttft"
+    }  # fmt: skip
     assert [row[1] for row in found["curve-prompt-decode"].rows] == [64.0, 512.0, 2048.0]
+    assert found["curve-depth-decode"].rows == tuple(
+        (str(row[0]).replace("SM8750, CL", "SM8750, tg16, CL"), *row[1:])
+        for row in found["curve-prompt-decode"].rows
+    ), "a decode rate is one behind the prompt of its run"
     assert charts.curve_figures(history(night(0))) == ()
+
+
+def test_speeds_stand_against_the_tokens_before_them() -> None:
+    """A line for each test of each phone and model, and none of several depths at one prompt."""
+    phones = [Sample(soc, emulator=False, model="Llama-3.2-1B") for soc in ("SM8750", "SM8650")]
+    runs = [
+        changed(
+            phone.run(
+                100 * number + depth // 64, "bench", speeds([r] * 4, [r] * 4, [1 / r] * 4, 9)
+            ),
+            workload__depth_tokens=depth,
+        )
+        for number, phone in enumerate(phones)
+        for depth in (0, 128, 256, 512)
+        for r in [60.0 - depth / 64 - number]
+    ]
+    found = {figure.id: figure for figure in charts.curve_figures(history(runs))}
+    assert set(found) == {"curve-depth-prefill", "curve-depth-decode", "curve-depth-ttft"}
+    for name, test, first in (("prefill", "pp64", 0.0), ("decode", "tg16", 64.0)):
+        rows = found[f"curve-depth-{name}"].rows
+        lines = [f"Llama-3.2-1B W8A16 on {soc}, {test}, CL 4096" for soc in ("SM8650", "SM8750")]
+        assert [row[0] for row in rows] == [line for line in lines for _ in range(4)]
+        assert [row[1] for row in rows[:4]] == [first + depth for depth in (0, 128, 256, 512)]
+        assert [row[2] for row in rows[4:]] == [60.0, 58.0, 56.0, 52.0]
+    spec = found["curve-depth-prefill"].spec["encoding"]["x"]  # type: ignore[index]
+    assert spec["axis"]["values"] == [0, 128, 256, 512]
+    assert spec["scale"]["type"] == "symlog"
 
 
 @pytest.mark.parametrize(
