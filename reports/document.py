@@ -60,7 +60,6 @@ def _change(change: ShownChange) -> dict[str, object]:
 def _row(row: SummaryRow) -> dict[str, object]:
     return {
         **_subject(row),
-        "soc": row.subject.soc,
         "tool": row.subject.tool,
         "workload": row.label,
         "notes": list(row.notes),
@@ -112,6 +111,8 @@ def _subject(row: SummaryRow | ScoredRow) -> dict[str, object]:
     return {
         "model": row.subject.model,
         "target": row.subject.target,
+        "soc": row.subject.soc,
+        "device": row.subject.device,
         "emulator": row.subject.emulator,
         "runtime": row.subject.runtime or None,
         "container_sha256": row.container.sha256 if row.container else "",

@@ -62,7 +62,7 @@ def _task(row: TaskRow) -> str:
     """Return the scores of a container in a task."""
     scores = (f"{find_metric(key).label.lower()} {row.show(key)}" for key in TASK_METRICS)
     words = ", ".join(score for score in scores if not score.endswith(" "))
-    name = f"{container_name(row.container)} on {row.subject.target}"
+    name = f"{container_name(row.container)} on {row.subject.where}"
     parts = filter(None, (name, row.subject.by, words))
     return _single_line(f"{row.task}: {', '.join(parts)}")
 
@@ -96,7 +96,7 @@ def _failure(group: FailureGroup) -> str:
 def _display_key(row: SummaryRow) -> tuple[str, ...]:
     """Return the name of a row; several containers may share it."""
     shape = container_shape(row.container) if row.container else ""
-    return (row.name, row.subject.target, row.label, shape)
+    return (row.name, row.subject.where, row.label, shape)
 
 
 def _ambiguous(rows: Sequence[SummaryRow]) -> frozenset[tuple[str, ...]]:
@@ -108,7 +108,7 @@ def _ambiguous(rows: Sequence[SummaryRow]) -> frozenset[tuple[str, ...]]:
 
 
 def _remarks(row: SummaryRow, shared: Container[str], *, apart: bool) -> list[Text]:
-    parts = [row.name, row.subject.target, row.label, *row.notes]
+    parts = [row.name, row.subject.where, row.label, *row.notes]
     if apart:
         parts.append(row.sha256[:12])
     subject = ", ".join(_single_line(part) for part in parts if part)
@@ -183,7 +183,7 @@ def _column(heading: str, cells: list[str], rank: int) -> NumberColumn:
 
 def _name(row: SummaryRow, *, apart: bool) -> str:
     """Return the name of a row, with the container's hash if others share the name."""
-    where = " ".join(filter(None, (row.subject.target, row.label)))
+    where = " ".join(filter(None, (row.subject.where, row.label)))
     shape = container_shape(row.container) if row.container else ""
     sha256 = row.container.sha256[:12] if row.container and apart else ""
     parts = (_single_line(row.name), _single_line(where), ", ".join(filter(None, (shape, sha256))))

@@ -125,6 +125,11 @@ class Subject:
         return self.soc or self.device or UNKNOWN
 
     @property
+    def where(self) -> str:
+        """The container's target, or the place of what another tool measured."""
+        return self.target or self.place
+
+    @property
     def label(self) -> str:
         """The workload in llama-bench's words: prompt processing and text generation.
 

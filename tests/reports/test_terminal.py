@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from harness.importing.importer import read_runs, store_runs
-from harness.results.records import Run
+from harness.results.records import Origin, Run
 from harness.results.store import ResultsStore
 from reports import html_file, page, terminal
+from reports.document import to_document
 from tests.reports import lab
 from tests.reports.conftest import START, Sample, changed, composed, speeds
 
@@ -208,6 +209,28 @@ def test_thirty_nights_of_another_tool_are_a_row_for_each_test(tmp_path: Path) -
     assert len(printed.splitlines()) < 20
     assert "nchecked" not in printed
     assert "Hexagon" not in html_file.render(whole, START)
+
+
+def test_imported_rows_name_their_phones() -> None:
+    """Other tools' containers have no target."""
+    runs = [
+        changed(
+            run,
+            container__target="",
+            workload__sampler={},
+            origin=Origin(tool="llama-bench", file="a.json", sha256=f"{number:064x}"),
+        )
+        for number, soc in enumerate(("SM8650", "SM8750"))
+        for phone in [Sample(soc, emulator=False)]
+        for run in [phone.run(number, "bench", speeds([600.0] * 4, [20.0] * 4, [0.1] * 4, 900))]
+    ]
+    text = _shown(runs, None)
+    assert "SM8650 pp64+tg16" in text
+    assert "SM8750 pp64+tg16" in text
+    rows = to_document(composed(runs), "report.html")["rows"]
+    assert isinstance(rows, list)
+    facts = [(row["soc"], row["device"]) for row in rows]
+    assert facts == [("SM8650", "Samsung Galaxy S25"), ("SM8750", "Samsung Galaxy S25")]
 
 
 def test_llama_cpp_beside_genie_on_a_virtual_device_is_not_the_emulator() -> None:
