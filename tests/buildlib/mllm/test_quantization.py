@@ -23,6 +23,7 @@ from suites.models import tiny_llama
 from tests.buildlib.conftest import MakeCheckpoint
 from tests.buildlib.mllm.numpy_graph import NumpyGraph
 from tests.buildlib.model_folders import LLAMA3_SCALING
+from tests.campaigns import say
 from tools.tiny_llama.architecture import Architecture
 from tools.tiny_llama.numpy_model import load_weights, logits
 
@@ -59,12 +60,15 @@ def _quantize(
     folder: Path,
     technique: Technique = "none",
     head_bits: Literal[4, 8, 16] = 4,
+    n_samples: int = 4,
 ) -> _Quantized:
     config = load_checkpoint_config(checkpoint / "config.json")
     soc = find_soc("SM8650")
     model, aot = make_configs(config, soc, cl=_CL, block_size=16, head_bits=head_bits)
     path = folder / "model.safetensors"
-    quantize_checkpoint(checkpoint, model, aot, text, path, n_samples=4, technique=technique)
+    quantize_checkpoint(
+        checkpoint, model, aot, text, path, n_samples=n_samples, technique=technique
+    )
     return _Quantized(checkpoint, path, model, aot)
 
 
@@ -151,6 +155,41 @@ def test_a_technique_brings_the_model_closer_to_float(
     exact = quantized(8).graph(float_weights=True, rounds=False).logits(ids)
     plain, gptaq = (quantized(8, how).graph().logits(ids) for how in ("none", "gptaq"))
     assert _sqnr(gptaq, exact) > _sqnr(plain, exact) + 1
+
+
+@pytest.mark.slow
+def test_the_table_of_techniques(tmp_path: Path) -> None:
+    """What docs/aot.md has, over ten held-out windows; `pytest -s` prints it."""
+    ids, text = _heldout(10 * _CL), tiny_llama.calibration_text()
+    windows = [ids[start : start + _CL] for start in range(0, len(ids), _CL)]
+    ways: tuple[tuple[Technique, Literal[4, 8]], ...] = (("none", 4), ("gptaq", 4), ("gptaq", 8))
+    found: list[tuple[float, float, float]] = []
+    for technique, bits in ways:
+        made = _quantize(tiny_llama.folder(), text, tmp_path, technique, bits, n_samples=32)
+        exact = _logits(made.graph(float_weights=True, rounds=False), windows)
+        if not found:
+            rounded = _logits(made.graph(float_weights=True), windows)
+            say(f"float {_perplexity(exact, windows):.3f}; activations and cache alone "
+                f"{_perplexity(rounded, windows):.3f}, {_sqnr(rounded, exact):.1f} dB")  # fmt: skip
+        whole = _logits(made.graph(), windows)
+        agree = float((whole.argmax(-1) == exact.argmax(-1)).mean())
+        found.append((_perplexity(whole, windows), _sqnr(whole, exact), agree))
+        value, sqnr_db, agree = found[-1]
+        say(f"{technique}, head of {bits} bits: {value:.3f}, {sqnr_db:.1f} dB, {agree:.1%}")
+    none, gptaq, with_head = found
+    assert gptaq[0] < none[0]
+    assert none[1:] < gptaq[1:] < with_head[1:]
+
+
+def _logits(graph: NumpyGraph, windows: list[list[int]]) -> np.ndarray:
+    return np.stack([graph.logits(window) for window in windows])
+
+
+def _perplexity(rows: np.ndarray, windows: list[list[int]]) -> float:
+    rows, following = rows[:, :-1].astype(np.float64), np.array(windows)[:, 1:, None]
+    shifted = rows - rows.max(-1, keepdims=True)
+    chosen = np.take_along_axis(shifted, following, -1)[..., 0]
+    return float(np.exp((np.log(np.exp(shifted).sum(-1)) - chosen).mean()))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
