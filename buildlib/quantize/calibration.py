@@ -320,17 +320,29 @@ def masked_scores(graph: ir.Graph) -> dict[str, str]:
     return found
 
 
-def masked_ranges(graph: ir.Graph, ranges: Mapping[str, Range]) -> dict[str, Range]:
-    """Return the ranges, by name, of masked scores, given those of scores.
+def masked_ranges(
+    graph: ir.Graph, ranges: Mapping[str, Range], grids: Mapping[str, Grid]
+) -> dict[str, Range]:
+    """Return the ranges, by name, of masked scores and of their mask.
 
-    They reach so far below all scores that nothing of what is hidden shows. Hidden scores lie much
-    lower, and saturate.
+    Masked scores reach so far below all scores that nothing of what is hidden shows, and the mask
+    to where the highest score saturates there. Beyond that it costs bits, as HTP adds integers by
+    the wider of their steps: with a mask of -10,000 and scores of 8 bits, the reference model lost
+    1.4 times as much on the emulator. Where a sliding window is counted from the mask, that stays.
+
+    Args:
+        ranges, grids: of scores, the latter where encodings are given.
     """
-    return {
-        masked: (ranges[scores][0] - _BELOW_SCORES, ranges[scores][1])
-        for masked, scores in masked_scores(graph).items()
-        if scores in ranges
-    }
+    known = {**ranges, **{name: grid.ends for name, grid in grids.items()}}
+    scores = {masked: known[name] for masked, name in masked_scores(graph).items() if name in known}
+    found = {masked: (low - _BELOW_SCORES, high) for masked, (low, high) in scores.items()}
+    mask = next((one for one in graph.inputs if one.name == interface.ATTENTION_MASK), None)
+    readers = {str(node.outputs[0].name) for node, _ in mask.uses()} if mask is not None else set()
+    if readers and scores.keys() >= readers:
+        ends = (known[name] if name in grids else found[name] for name in readers)
+        spread = max(scores[name][1] - low for name, (low, _) in zip(readers, ends, strict=True))
+        found[interface.ATTENTION_MASK] = (max(interface.MASKED, -spread), 0.0)
+    return found
 
 
 def rotated_ranges(graph: ir.Graph, grids: Mapping[str, Grid]) -> dict[str, Range]:

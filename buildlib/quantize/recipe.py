@@ -151,7 +151,7 @@ def encodings_from_ranges(
         ranges = rotated_ranges(graph, grids) | ranges
     elif open_names or uses:
         ranges = {**observe(), **ranges}
-        ranges |= masked_ranges(graph, ranges)
+        ranges |= masked_ranges(graph, ranges, grids)
     kv_bits = choose_cache_bits(bits, encodings)
     builder = _EncodingBuilder(grids, ranges, bits, kv_bits, heads)
     builder.add_parameter_ranges(uses)
