@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.results.history import LEVEL_NIGHTS
-from harness.results.statistics.changes import History, judge_all
+from harness.results.statistics.changes import History, SeriesJudgement, judge_all
 from reports.changes import half_width
 
 KINDS: Mapping[str, str] = MappingProxyType(
@@ -48,11 +48,15 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "whole numbers": "readings are rounded to whole tokens/s, 2 % apart",
         "bimodal": "two modes 4 % apart, by chance (noise: 1 % beside)",
         "one-sided tails": "an exponential part of 2 % makes sessions slower (noise: 1 % beside)",
+        "known heat": "sticky heat, whose sessions begin 8 degrees warmer (spread: 2 degrees)",
+        "coarse readings": "readings are rounded to 4 % of the value (noise: 1 %)",
     }
 )
 CORRELATED: Mapping[str, float] = MappingProxyType({"AR(0.5)": 0.5, "AR(0.8)": 0.8})
 """Correlation of a night with the one before."""
-WANDERING = ("AR(0.5)", "AR(0.8)", "warm spells", "random walk", "sticky heat")
+UNITS: Mapping[str, float] = MappingProxyType({"whole numbers": 50.0, "coarse readings": 25.0})
+"""Levels of kinds that are rounded to whole numbers."""
+WANDERING = ("AR(0.5)", "AR(0.8)", "warm spells", "random walk", "sticky heat", "known heat")
 SESSIONS = (1, 2, 3)
 NOISE, STEP = 0.02, -0.05
 BEFORE, AFTER = (40, 200), 10
@@ -75,12 +79,14 @@ class Series:
         logs: logarithms of tokens/s, [night, session].
         offsets: of the session's device.
         step: the row of the first night at the new level.
+        heat: temperatures at the start, [night, session]; None where nobody looked.
     """
 
     logs: npt.NDArray[np.float64]
     devices: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.float64]
     step: int
+    heat: npt.NDArray[np.float64] | None = None
 
     def history(self) -> History:
         """Return the series as qnnfarm gets it."""
@@ -89,6 +95,7 @@ class Series:
             values=np.exp(self.logs + self.offsets).ravel().tolist(),
             nights=np.repeat(np.arange(nights), sessions).tolist(),
             devices=[str(device) for device in self.devices.ravel()],
+            heat=() if self.heat is None else self.heat.ravel().tolist(),
         )
 
 
@@ -131,7 +138,9 @@ def simulate(random: np.random.Generator, kind: str, sessions: int) -> Series:
     modes = 0.04 * half if has("thermal modes") else 0.0
     sd = math.sqrt(NOISE**2 - 0.16 * modes**2)  # of a mode in a fifth of the sessions
     tails = random.standard_t(3, shape) / math.sqrt(3)
-    logs = math.log(50) + sd * (tails if has("heavy tails") else random.standard_normal(shape))
+    logs = math.log(UNITS.get(kind, 50)) + sd * (
+        tails if has("heavy tails") else random.standard_normal(shape)
+    )
     logs -= modes * (random.random(shape) < 0.2)
     if has("drift"):
         trend = random.choice([-1, 1]) * 0.02 / 100 * np.arange(nights)
@@ -154,28 +163,32 @@ def simulate(random: np.random.Generator, kind: str, sessions: int) -> Series:
             night += length + 1 + int(random.exponential(20))
     if kind == "random walk":
         logs += np.cumsum(random.normal(0, 0.004, nights))[:, None]
-    logs = _sessions(random, kind, logs)
+    logs, heat = _sessions(random, kind, logs)
     logs[step:] += math.log1p(STEP)
-    if kind == "whole numbers":
+    if kind in UNITS:
         logs = np.log(np.rint(np.exp(logs)))
     kept = np.ones(nights, bool)
     if has("missing nights"):
         kept = random.random(nights) > 0.15
         gap = int(random.integers(0, nights - 5))
         kept[gap : gap + 5] = False
-    return Series(logs[kept], devices[kept], offsets[kept], int(kept[:step].sum()))
+    return Series(logs[kept], devices[kept], offsets[kept], int(kept[:step].sum()), heat)
 
 
-def _sessions(random: np.random.Generator, kind: str, logs: Floats) -> Floats:
-    """Shape the noise of sessions as a kind has it."""
-    half = (logs + math.log(50)) / 2
+def _sessions(random: np.random.Generator, kind: str, logs: Floats) -> tuple[Floats, Floats | None]:
+    """Shape the noise of sessions as a kind has it; with the heat where it is known."""
+    half = (logs + math.log(UNITS.get(kind, 50))) / 2
     if kind == "bimodal":
-        return half + 0.04 * (random.random(logs.shape) < 0.5)
+        return half + 0.04 * (random.random(logs.shape) < 0.5), None
     if kind == "one-sided tails":
-        return half - random.exponential(0.02, logs.shape)
-    if kind == "sticky heat":
-        return logs + _spells(random, logs.size).reshape(logs.shape)
-    return logs
+        return half - random.exponential(0.02, logs.shape), None
+    if kind == "coarse readings":
+        return half + random.uniform(-0.02, 0.02), None
+    if kind in {"sticky heat", "known heat"}:
+        lost = _spells(random, logs.size).reshape(logs.shape)
+        heat = 33 + 8 * (lost < 0) + 2 * random.standard_normal(logs.shape)
+        return logs + lost, heat if kind == "known heat" else None
+    return logs, None
 
 
 def _spells(random: np.random.Generator, sessions: int) -> npt.NDArray[np.float64]:
@@ -208,16 +221,16 @@ def judge(series: Sequence[Series]) -> Score:
         score.false += sum(change.found < one.step and change.is_loss for change in changes)
         told = next((c for c in changes if c.found >= one.step and c.is_loss), None)
         _count_step(score, one, None if told is None else (told.found, told.night))
-        score.held += told is not None and _holds(one, told.night, judged.wandering)
+        score.held += told is not None and _holds(one, told.night, judged)
     return score
 
 
-def _holds(series: Series, night: int, wandering: Sequence[float]) -> bool:
+def _holds(series: Series, night: int, judged: SeriesJudgement) -> bool:
     """Return whether the interval that a report shows of the loss holds its true size."""
     nights = series.logs.mean(axis=1)
     before = nights[max(night - LEVEL_NIGHTS, 0) : night].tolist()
     since = nights[night : night + LEVEL_NIGHTS].tolist()
-    half = half_width(before, since, wandering)
+    half = half_width(before, since, judged.wandering, judged.unit)
     off = float(np.median(since) - np.median(before)) - math.log1p(STEP)
     return half is not None and abs(off) <= half
 

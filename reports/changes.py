@@ -200,7 +200,7 @@ def _compare(
     before, since = _night_logs(past, present)
     if ratio is None:
         ratio = math.exp(statistics.median(since) - statistics.median(before))
-    half = half_width(before, since, series.wandering)
+    half = half_width(before, since, series.wandering, series.unit)
     return ShownChange(
         series,
         verdict,
@@ -240,7 +240,7 @@ def _night_logs(
 
 
 def half_width(
-    before: Sequence[float], since: Sequence[float], wandering: Sequence[float]
+    before: Sequence[float], since: Sequence[float], wandering: Sequence[float], unit: float = 0.0
 ) -> float | None:
     """Compute half of the interval around the difference of the medians of two stretches of nights.
 
@@ -251,7 +251,7 @@ def half_width(
 
     Args:
         before, since: logarithms of nights.
-        wandering: as `SeriesJudgement` has it.
+        unit, wandering: as `SeriesJudgement` has them. Each level may be off by half a unit.
     """
     if len(before) < MIN_BEFORE:
         return None
@@ -266,6 +266,7 @@ def half_width(
         inflation[len(side)] * _variance_of_median(side, squares / freedom)
         for side in (before, since)
     )
+    variance += unit**2 / 6
     worth = math.fsum(len(side) / inflation[len(side)] for side in (before, since))
     quantile = float(stdtrit(max(worth - 2, 2.0), (1 + CONFIDENCE) / 2))
     return quantile * math.sqrt(variance)

@@ -40,6 +40,7 @@ from harness.results.nights import choose_branch, find_main_branch, find_strays,
 from harness.results.perplexity import PERPLEXITY
 from harness.results.provenance import own_version
 from harness.results.records import SIDES, Run, RunHead, RunMeans
+from harness.results.stability import start_temperature
 from harness.results.statistics import changes
 from harness.results.statistics.changes import (
     SMALLEST,
@@ -125,7 +126,7 @@ class Series:
         refuted: those that later nights have refuted.
         apart: nights of commits off the branch, which are not judged (`nights.find_strays`).
         smallest_loss: the smallest one that would be told in time, as `SeriesJudgement` has it.
-        wandering: how nights go together, as `SeriesJudgement` has it.
+        unit, wandering: as `SeriesJudgement` has them.
     """
 
     subject: str
@@ -135,6 +136,7 @@ class Series:
     refuted: tuple[Change, ...] = ()
     apart: tuple[MeasuredNight, ...] = ()
     smallest_loss: float | None = None
+    unit: float = 0.0
     wandering: tuple[float, ...] = (1.0,)
 
     @property
@@ -420,6 +422,7 @@ def _with_changes(series: Series, judged: SeriesJudgement) -> Series:
         changes=tuple(replace(one, ratio=_ratio(series, one, standing)) for one in standing),
         refuted=tuple(change for change in judged.changes if change.refuted is not None),
         smallest_loss=_as_loss(series.metric, judged.smallest_loss),
+        unit=judged.unit,
         wandering=judged.wandering,
     )
 
@@ -541,10 +544,12 @@ def _history(series: Series) -> History:
         for number, night in enumerate(series.nights)
         for session in night.sessions
     ]
+    has_noise = series.metric.key not in _SMALLEST
     return History(
         values=[session.value for _, session in placed],
         nights=[number for number, _ in placed],
         devices=[session.run.device.serial for _, session in placed],
         higher_is_better=series.metric.direction is Direction.HIGHER,
         smallest=_SMALLEST.get(series.metric.key, SMALLEST),
+        heat=[start_temperature(session.run) for _, session in placed] if has_noise else (),
     )

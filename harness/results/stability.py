@@ -100,6 +100,12 @@ def was_gated(run: Run) -> bool:
     return any(c.get("name") == GATE and c.get("outcome") == "met" for c in run.conditions)
 
 
+def start_temperature(run: Run) -> float | None:
+    """Return the degrees Celsius of the hottest zone as the run began; None if nobody looked."""
+    celsius = (c.get("after") for c in run.conditions if c.get("name") == GATE)
+    return next((float(c) for c in celsius if isinstance(c, int | float)), None)
+
+
 def was_throttled(run: Run) -> bool:
     """Return whether the device throttled during the run."""
     return any(c.get("name") == THROTTLING and c.get("outcome") == "seen" for c in run.conditions)

@@ -22,9 +22,12 @@ detection of parameter changes in stochastic systems", IEEE Transactions on Info
 - One device may change alone. That is a hypothesis of its own, by the nights of that device, with a
   higher threshold the more devices there are. Whichever tells a change, its devices are those for
   which it explains the nights best (`_Watch._scope`).
+- Nights that go back by themselves, told or not, are spells of the series. A change that such
+  spells may explain, by their number, length and depth, is told once it has outlasted them.
+- The value may change with the temperature at a session's start: a state of the filter, so that
+  hot sessions say nothing of the level until their effect is known.
 - Nights after a change are a sequential test (A. Wald, "Sequential Analysis", 1947) of the new
-  level against the old one. A change that it refutes counts as noise of that series, and the next
-  one needs as much more evidence.
+  level against the old one. A change that it refutes was a spell.
 
 The thresholds were tuned on other seeds than those that `benchmarks/change_detection.py` reports.
 """
@@ -69,6 +72,11 @@ _OFFSET_SD = 0.05
 _SWAPPED, _INTRODUCED = 2, 4
 """Nights of new devices only from which these have taken the place of the others; nights until they
 are known, of which none can be told from a change of level."""
+_HEAT_SD, _HEAT_UNIT, _MOST_HEAT = 0.05, 10.0, 3.0
+"""Of the change with heat, by so many degrees; so many of these at most."""
+_MOST_DECIMALS, _GOLDEN = 4, (np.sqrt(5) - 1) / 2
+_EVEN_SPREAD = 1.4826 / 4  # `_spread` of values that lie evenly in a unit
+"""Of readings in a coarse unit; whole multiples of it lie evenly in a unit, in any number."""
 _JUMP_SD = 0.3
 """Of the level at a change, at least."""
 _MEMORY = 150
@@ -99,6 +107,16 @@ _FOLLOW, _UNREMARKABLE = 1 / 60, 1.9
 """Drift in a night of a level that wanders, and the variation of sums from which it does."""
 _DOUBT_BOUND, _CONFIRMED, _REFUTED = 2.0, 6.0, -5.0
 """Of a night's log-likelihood ratio of a change against none, and of their sum."""
+_REMARKABLE = 2.0
+"""Evidence short of a threshold from which nights that go back by themselves are a spell."""
+_USUAL, _PATIENCE = 1e-3, 3.0
+"""Spells a night, as long and as deep as a change, from which it may be one of them; nights by
+which a change has to outlast a spell, so that e times fewer last as long."""
+_SUDDEN, _NO_NOISE, _EVEN_IF_SUDDEN, _ELSE = 0.08, 2.0, 1, 2
+"""Change for which two nights are enough, or any if the noise is so near its floor; else three."""
+_CALM, _SHARING = 1.5, 0.15
+"""Taken off the threshold of a loss where sessions of a night share nothing, and are several; the
+correlation at which nothing is taken off."""
 _FEWEST = 5
 """Residuals from which the noise is estimated anew."""
 _BATCH = 128
@@ -121,6 +139,8 @@ class History:
         devices: the device of each session.
         higher_is_better: the direction of a gain.
         smallest: smallest change to look for, as a part of the value.
+        heat: temperature at the start of each session in degrees Celsius; None where it is unknown,
+            empty where heat changes nothing.
     """
 
     values: Sequence[float]
@@ -128,6 +148,7 @@ class History:
     devices: Sequence[str]
     higher_is_better: bool = True
     smallest: float = SMALLEST
+    heat: Sequence[float | None] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +195,14 @@ class SeriesJudgement:
         smallest_loss: as a part of the value: of such losses that began now, five of six would be
             told within `VISIBLE_IN` nights, if these had as many sessions as those before. None in
             a series that is too short to be judged.
+        unit: in which its readings are, as a part of the value; 0 if that is fine.
         wandering: by how much more the mean of 1, 2 and more nights varies than that of independent
             ones, by their number; at least 1.
     """
 
     changes: tuple[Change, ...] = ()
     smallest_loss: float | None = None
+    unit: float = 0.0
     wandering: tuple[float, ...] = (1.0,)
 
 
@@ -210,11 +233,15 @@ def judge_all(histories: Sequence[History]) -> tuple[SeriesJudgement, ...]:
 class _Table:
     """Logarithms of a batch's values by series, night and session; NaN where there is none.
 
-    Losses go down for every metric.
+    Losses go down for every metric. Heat is above that of the first nights, in units of 10 degrees.
+    Readings in coarse units are spread evenly over what is rounded to them; `units` has these, as
+    parts of the values.
     """
 
     logs: Floats
     devices: Ints
+    heat: Floats
+    units: Floats
     nights: list[list[int]]
     names: list[list[str]]
 
@@ -229,20 +256,46 @@ class _Table:
         most = max(max(slots) for slots, _, _ in placed) + 1
         longest = max(len(nights) for _, _, nights in placed)
         logs = np.full((len(histories), longest, most), np.nan)
-        devices = np.zeros(logs.shape, np.int64)
+        devices, heat = np.zeros(logs.shape, np.int64), np.zeros(logs.shape)
+        units = np.zeros(len(histories))
         all_names = [list(dict.fromkeys(history.devices)) for history in histories]
         for series, (history, (slots, rows, _)) in enumerate(zip(histories, placed, strict=True)):
             names = {name: number for number, name in enumerate(all_names[series])}
             sign = 1.0 if history.higher_is_better else -1.0
-            logs[series, rows, slots] = sign * np.log(np.asarray(history.values, float))
+            values = np.asarray(history.values, float)
+            unit = _resolution(values[np.array(rows) < MIN_NIGHTS])
+            units[series] = unit / np.median(values)
+            places = np.arange(1, len(values) + 1) * _GOLDEN % 1 - 0.5
+            values = np.maximum(values + unit * places, values / 2)
+            logs[series, rows, slots] = sign * np.log(values)
             devices[series, rows, slots] = [names[name] for name in history.devices]
-        return cls(logs, devices, [nights for _, _, nights in placed], all_names)
+            if len(history.heat):
+                heat[series, rows, slots] = _relative_heat(history, np.array(rows))
+        return cls(logs, devices, heat, units, [nights for _, _, nights in placed], all_names)
+
+
+def _resolution(values: Floats) -> float:
+    """Return the decimal unit of which all values are whole multiples; 0 if it is too fine."""
+    for decimals in range(_MOST_DECIMALS):
+        tens = values * 10**decimals
+        if np.allclose(tens, np.rint(tens), rtol=0, atol=1e-6):
+            return 10.0**-decimals
+    return 0.0
+
+
+def _relative_heat(history: History, rows: Ints) -> Floats:
+    celsius = np.array(history.heat, float)
+    early = celsius[(rows < MIN_NIGHTS) & ~np.isnan(celsius)]
+    usual = float(np.median(early)) if early.size else np.nan
+    heat: Floats = np.clip(np.nan_to_num((celsius - usual) / _HEAT_UNIT), -_MOST_HEAT, _MOST_HEAT)
+    return heat
 
 
 def _place(history: History) -> tuple[list[int], list[int], list[int]]:
     """Return slot and row of each session, its place in its night; and the night of each row."""
-    if not len(history.values) == len(history.nights) == len(history.devices):
-        raise ValueError("values, nights and devices are not of one length")
+    lengths = {len(history.values), len(history.nights), len(history.devices)}
+    if len(lengths | ({len(history.heat)} - {0})) > 1:
+        raise ValueError("values, nights, devices and heat are not of one length")
     if not all(0 < value < np.inf for value in history.values):
         raise ValueError("only finite values above 0 can be judged")
     slots: list[int] = []
@@ -264,10 +317,11 @@ class _Forecast:
     """Level, device offsets and noise of each series of a batch, from the nights taken in."""
 
     def __init__(self, table: _Table, floors: Floats) -> None:
-        self.logs, self.devices = table.logs, table.devices
+        self.logs, self.devices, self.heat = table.logs, table.devices, table.heat
+        self.units = table.units
         self.present = table.present
         series, _, _ = table.logs.shape
-        states = int(table.devices.max()) + 2
+        states = int(table.devices.max()) + 3  # the level, an offset of each device, of heat
         early = table.logs[:, :MIN_NIGHTS]
         self.floors = floors
         self.first, level = _find_start(early)  # nights before it belong to another level
@@ -279,6 +333,7 @@ class _Forecast:
         # The first night of a device says where its level is, unless it is an outlier.
         alone = table.devices[:, :MIN_NIGHTS].max(axis=(1, 2)) == 0
         bound = np.where(alone, _CLIP * self.noise, np.inf)[:, None, None]
+        bound = bound + _JUMP_SD * np.abs(table.heat[:, :MIN_NIGHTS])
         middle = level[:, 1, None, None]
         early = np.clip(early, middle - bound, middle + bound)
         self.logs = np.concatenate([early, table.logs[:, MIN_NIGHTS:]], axis=1)
@@ -288,9 +343,10 @@ class _Forecast:
         diagonal = np.arange(states)
         self.covariance[:, diagonal, diagonal] = _OFFSET_SD**2
         # Of a later device nothing is known: units can be as far apart as levels are.
-        for place in range(1, states):
+        for place in range(1, states - 1):
             is_early = (self.present & (table.devices == place - 1))[:, :MIN_NIGHTS].any((1, 2))
             self.covariance[~is_early, place, place] = _JUMP_SD**2
+        self.covariance[:, -1, -1] = _HEAT_SD**2
         self.covariance[:, 0, 0] = np.where(alone, 0, _OFFSET_SD**2) + self.noise**2
         self.residuals = np.full((series, _MEMORY), np.nan)
         self.count = np.zeros(series, np.int64)
@@ -308,11 +364,12 @@ class _Forecast:
         """Return residuals of a night of each row, their number, and their forecast's variance."""
         present, devices = self.present[rows, nights], self.devices[rows, nights] + 1
         state = self.state[rows]
-        forecast = state[:, :1] + np.take_along_axis(state, devices, 1)
+        heat = self.heat[rows, nights]
+        forecast = state[:, :1] + np.take_along_axis(state, devices, 1) + heat * state[:, -1:]
         residuals = np.where(present, self.logs[rows, nights] - forecast, 0.0)
         sessions = present.sum(1).astype(float)
         weights = np.zeros_like(state)
-        weights[:, 0] = 1
+        weights[:, 0], weights[:, -1] = 1, heat.sum(1) / sessions
         for slot in range(present.shape[1]):
             weights[np.arange(len(rows)), devices[:, slot]] += present[:, slot] / sessions
         variance = np.einsum("si,sij,sj->s", weights, self.covariance[rows], weights)
@@ -329,9 +386,11 @@ class _Forecast:
         for slot in range(residuals.shape[1]):
             present, device = self.present[rows, nights, slot], self.devices[rows, nights, slot] + 1
             covariance, state = self.covariance[rows], self.state[rows]
-            gain = covariance[:, 0] + covariance[each, device]
-            total = gain[:, 0] + gain[each, device] + noise**2 * design
-            error = np.nan_to_num(self.logs[rows, nights, slot]) - state[:, 0] - state[each, device]
+            heat = self.heat[rows, nights, slot]
+            gain = covariance[:, 0] + covariance[each, device] + heat[:, None] * covariance[:, -1]
+            total = gain[:, 0] + gain[each, device] + heat * gain[:, -1] + noise**2 * design
+            level = state[:, 0] + state[each, device] + heat * state[:, -1]
+            error = np.nan_to_num(self.logs[rows, nights, slot]) - level
             bound = _CLIP * np.sqrt(total)
             error = np.clip(error, -bound, bound)
             step = gain / total[:, None] * present[:, None]
@@ -362,6 +421,12 @@ class _Forecast:
         ratio = (squares + _PRIOR_NIGHTS * variation) / (nights + _PRIOR_NIGHTS)
         factor: Floats = np.maximum.accumulate(np.maximum(ratio - _CHANCE, 1), axis=1)
         return factor
+
+    def calm(self, rows: Ints) -> Floats:
+        """Return how surely the sessions of a night share nothing, from 0 to 1."""
+        shared = self.shared[rows] / self.squares[rows]
+        calm: Floats = np.clip(1 - shared / _SHARING, 0, 1) * np.minimum(self.sessions[rows] - 1, 1)
+        return calm
 
     def _design(self, rows: Ints, sessions: Floats) -> Floats:
         """Return the number of sessions of a night that are worth one which shares nothing."""
@@ -412,12 +477,24 @@ class _Forecast:
             ratios[:, slot] = (logs[:, 1:] - logs[:, :1]) * present[:, slot, None]
         return ratios, sessions, variance / noise**2
 
-    def variance_of(self, rows: Ints, devices: Ints) -> Floats:
+    def coarseness(self, rows: Ints) -> Floats:
+        """Return the variance of a level's distance from its mean reading, in units of the noise's.
+
+        The first term of its Fourier series: noise of more than half a unit hides the unit.
+        """
+        unit, noise = np.maximum(self.units[rows], 1e-9), self.noise[rows]
+        own = np.maximum(noise**2 - (_EVEN_SPREAD * unit) ** 2, 0)
+        coarse: Floats = (unit / np.pi * np.exp(-2 * np.pi**2 * own / unit**2) / noise) ** 2
+        return coarse
+
+    def variance_of(self, rows: Ints, devices: Ints, heat: Floats) -> Floats:
         """Return the variance of the forecasts of a device of each row, in units of the noise's."""
         covariance, places = self.covariance[rows], devices + 1
         each = np.arange(len(rows))
         of_offset = 2 * covariance[each, 0, places] + covariance[each, places, places]
-        variance: Floats = (covariance[:, 0, 0] + of_offset) / self.noise[rows] ** 2
+        of_heat = 2 * covariance[each, 0, -1] + 2 * covariance[each, places, -1]
+        of_heat = heat * (of_heat + heat * covariance[each, -1, -1])
+        variance: Floats = (covariance[:, 0, 0] + of_offset + of_heat) / self.noise[rows] ** 2
         return variance
 
 
@@ -489,9 +566,9 @@ class _Doubt:
         places: of the states that changed: 0, the level, or offsets of devices.
         shift: by how much.
         state, covariance: of the forecast before the change.
-        excess: of the change's statistic over its threshold.
         evidence: sum of the log-likelihood ratios of later nights, for the change.
         most: the greatest that it was.
+        lasted: nights from the first one to that.
     """
 
     began: int
@@ -499,7 +576,7 @@ class _Doubt:
     shift: float
     state: Floats
     covariance: Floats
-    excess: float
+    lasted: int
     evidence: float = 0.0
     most: float = 0.0
 
@@ -516,6 +593,7 @@ class _Watch:
         self.lengths = self.forecast.present.any(2).sum(1)
         self.ratios = np.zeros((len(histories), WINDOW, 2 * len(_SIZES)))  # tonight's first
         self.worth = np.zeros((len(histories), WINDOW))
+        self.unknown = np.zeros((len(histories), WINDOW))  # worth times the forecast's variance
         self.several = np.array([len(names) > 1 for names in table.names])
         most = max(map(len, table.names))
         self.alone = np.zeros((*self.ratios.shape[:2], most, self.ratios.shape[2]))
@@ -529,7 +607,11 @@ class _Watch:
         early = table.devices[:, :MIN_NIGHTS, :, None] == np.arange(most)
         early &= table.present[:, :MIN_NIGHTS, :, None]
         self.nights_of = np.where(early.any((1, 2)), _INTRODUCED, 0)
-        self.margins = np.zeros(len(histories))  # that refuted changes have added to thresholds
+        # Of spells that went back by themselves: how many nights they lasted, how deep they were,
+        # and the night after. Of what may become one: evidence, nights, depth.
+        self.spells: list[list[tuple[int, float, int]]] = [[] for _ in histories]
+        self.spell: list[tuple[float, int, float] | None] = [None] * len(histories)
+        self.last: list[tuple[int, float] | None] = [None] * len(histories)  # change: night, size
 
     def run(self) -> list[SeriesJudgement]:
         """Judge all nights."""
@@ -548,29 +630,71 @@ class _Watch:
                 if self.lengths[row] > night:
                     self._doubt(row, night)
             statistics = self._statistics(rows, night)
-            self.margins *= _KEPT
+            calm = _CALM * self.forecast.calm(rows)[:, None]
+            remarkable = np.zeros(statistics[0].shape, bool)
             for is_loss, statistic in zip((True, False), statistics, strict=True):
-                excess = statistic - THRESHOLDS - self.margins[rows, None]
-                margin = 0.0 if is_loss else GAIN_MARGIN
-                for place in np.flatnonzero((excess > margin).any(1)):
+                thresholds = THRESHOLDS + (0 if is_loss else GAIN_MARGIN)
+                is_remarkable = statistic > thresholds - _REMARKABLE
+                remarkable |= is_remarkable
+                for place in np.flatnonzero(is_remarkable.any(1)):
                     row = int(rows[place])
                     if self.next[row] <= night:
-                        nights = int(statistic[place].argmax())
-                        scope = self._scope(row, nights, is_loss=is_loss)
-                        most = float(excess[place].max())
-                        self._change(row, night - nights, night, scope, most, is_loss=is_loss)
+                        excess = statistic[place] - thresholds + calm[place] * is_loss
+                        self._weigh_change(row, night, statistic[place], excess, is_loss=is_loss)
+            for row in rows[~remarkable.any(1)]:
+                self._end_spell(row, night)
         return [
             SeriesJudgement(
-                tuple(changes), float(loss) if nights >= MIN_NIGHTS else None, tuple(wandering)
+                tuple(changes),
+                float(loss) if nights >= MIN_NIGHTS else None,
+                float(unit),
+                tuple(wandering),
             )
-            for changes, loss, nights, wandering in zip(
+            for changes, loss, nights, unit, wandering in zip(
                 self.found,
                 self._smallest_losses(),
                 self.lengths,
+                self.table.units,
                 self.forecast.correlation(np.arange(len(self.lengths))).tolist(),
                 strict=True,
             )
         ]
+
+    def _weigh_change(
+        self, row: int, night: int, statistic: Floats, excess: Floats, *, is_loss: bool
+    ) -> None:
+        """Tell a change that is none of the series' spells, or follow what may become one."""
+        nights = int(statistic.argmax())
+        scope = self._scope(row, nights, is_loss=is_loss)
+        places = scope + 1 if len(scope) else np.array([0])
+        since = np.arange(night - nights, night + 1)
+        away = self._deviations(row, since, self.forecast.state[row])
+        away = away[self._is_of(row, since, places)]
+        size = abs(float(away.mean())) if away.size else 0.0
+        no_noise = self.forecast.noise[row] <= _NO_NOISE * self.forecast.floors[row]
+        enough = _EVEN_IF_SUDDEN if size >= _SUDDEN or no_noise else _ELSE
+        if excess[enough:].max() > 0 and not self._is_usual(row, night, nights + 1, size):
+            self.spell[row] = None
+            self._change(row, night - nights, night, scope, is_loss=is_loss)
+        else:
+            most = float(excess.max())
+            self.spell[row] = max(self.spell[row] or (-_NEVER, 0, 0.0), (most, nights + 1, size))
+
+    def _is_usual(self, row: int, night: int, nights: int, size: float) -> bool:
+        """Return whether the series has often had spells as long and as deep as a change."""
+        unit = self.forecast.noise[row] / np.sqrt(nights * self.forecast.sessions[row])
+        spells = 0.0
+        for lasted, depth, ended in self.spells[row]:
+            longer = max(nights - lasted, 0) / _PATIENCE
+            deeper = max(size - depth, 0) / (unit / 2 + depth / 16)
+            spells += _KEPT ** (night - ended) * np.exp(-longer - deeper)
+        return bool(spells > _USUAL * (1 - _KEPT**night) / (1 - _KEPT))
+
+    def _end_spell(self, row: int, night: int) -> None:
+        """Keep the nights that have gone back."""
+        if (spell := self.spell[row]) is not None:
+            self.spells[row].append((*spell[1:], night))
+            self.spell[row] = None
 
     def _introduce(self, rows: Ints, night: int) -> None:
         """Take in nights on which devices measure that have just taken the place of all others."""
@@ -600,8 +724,11 @@ class _Watch:
         self.ratios[rows, 1:], self.worth[rows, 1:] = self.ratios[rows, :-1], self.worth[rows, :-1]
         self.ratios[rows, 0] = ratios.sum(1) * (worth / sessions)[:, None]
         self.worth[rows, 0] = worth
+        self.unknown[rows, 1:] = self.unknown[rows, :-1]
+        self.unknown[rows, 0] = worth * (variance + self.forecast.coarseness(rows))
+        unknown = np.cumsum(self.unknown[rows], axis=1)
         zero = np.zeros(len(rows))
-        statistic = self._weigh(rows, night, self.ratios[rows], self.worth[rows], variance, zero)
+        statistic = self._weigh(rows, night, self.ratios[rows], unknown, zero)
         several = self.several[rows]
         if several.any():
             alone = self._statistics_alone(rows[several], night, ratios[several])
@@ -609,19 +736,18 @@ class _Watch:
         return statistic[0], statistic[1]
 
     def _weigh(
-        self, rows: Ints, night: int, ratios: Floats, worth: Floats, variance: Floats,
-        margin: Floats,
-    ) -> Floats:  # fmt: skip
+        self, rows: Ints, night: int, ratios: Floats, unknown: Floats, margin: Floats
+    ) -> Floats:
         """Sum up the ratios of nights: the evidence for a loss and a gain [2, series, window].
 
         Args:
             ratios: [series, window, change], tonight's first.
-            worth: of each night in independent sessions.
-            variance: of the forecast, in units of the noise's.
+            unknown: variance of the forecast, in units of the noise's, times the independent
+                sessions of so many nights.
             margin: that is taken off the evidence; two nights have to be enough nevertheless.
         """
         bound = (_NIGHT_BOUND + margin / 2)[:, None, None]
-        certain = 1 / (1 + np.cumsum(worth, axis=1) * variance[:, None])
+        certain = 1 / (1 + unknown)
         certain /= self.forecast.correlation(rows)
         sums = np.empty(ratios.shape)
         for w in range(WINDOW):
@@ -656,10 +782,9 @@ class _Watch:
         for slot in range(ratios.shape[1]):
             here = np.flatnonzero(present[:, slot])
             some, device = rows[here], devices[here, slot]
-            evidence = self._weigh(
-                some, night, self.alone[some, :, device], self.alone_worth[some, :, device],
-                self.forecast.variance_of(some, device), margin[here],
-            )  # fmt: skip
+            variance = self.forecast.variance_of(some, device, self.table.heat[some, night, slot])
+            unknown = np.cumsum(self.alone_worth[some, :, device], axis=1) * variance[:, None]
+            evidence = self._weigh(some, night, self.alone[some, :, device], unknown, margin[here])
             most[:, here] = np.maximum(most[:, here], evidence)
         return most
 
@@ -677,7 +802,9 @@ class _Watch:
         worth = self.alone_worth[row, : nights + 1].sum(0)
         measured = np.flatnonzero(worth)
         rows = np.full(len(measured), row)
-        certain = 1 / (1 + worth[measured] * self.forecast.variance_of(rows, measured))
+        certain = 1 / (
+            1 + worth[measured] * self.forecast.variance_of(rows, measured, np.zeros(len(rows)))
+        )
         sums = self.alone[row, : nights + 1][:, measured].sum(0) * certain[:, None]
         sums = np.split(sums, 2, axis=1)[0 if is_loss else 1]
         against = np.where(sums < 0, _EXCLUDED, 0).sum(0)
@@ -713,7 +840,7 @@ class _Watch:
                 mean, sd = (f(ratios, axis=1, where=present) for f in (np.mean, np.std))
                 sums[:, number] = (worth * mean - spread * sd) / level / wandering
             statistic = np.log(np.exp(np.minimum(sums, VISIBLE_IN * _NIGHT_BOUND)).mean(1))
-            visible = statistic > THRESHOLDS[VISIBLE_IN - 1] + self.margins
+            visible = statistic > THRESHOLDS[VISIBLE_IN - 1]
             low, high = (
                 np.where(visible, low, np.minimum(middle + 1, high)),
                 np.where(visible, middle, high),
@@ -721,9 +848,7 @@ class _Watch:
         losses: Floats = -np.expm1(-self.sizes[:, 0] * _LOSSES[low])
         return losses
 
-    def _change(
-        self, row: int, began: int, night: int, scope: Ints, excess: float, *, is_loss: bool
-    ) -> None:
+    def _change(self, row: int, began: int, night: int, scope: Ints, *, is_loss: bool) -> None:
         """Keep a change, and go on from the new level, or the new offsets of its devices."""
         one = np.array([row])
         while self.next[row] < began:
@@ -740,7 +865,12 @@ class _Watch:
             forecast.take_in(one, np.array([late]), learn=False)
         self.next[row], self.began[row] = night + 1, began
         shift = float((forecast.state[row, places] - state[places]).mean())
-        self.doubts[row] = _Doubt(began, places, shift, state, covariance, excess)
+        if (last := self.last[row]) is not None:
+            lasted = began - last[0]
+            if lasted <= WINDOW and shift * last[1] < 0 and abs(shift) > abs(last[1]) / 2:
+                self.spells[row].append((lasted, abs(last[1]), night))
+        self.last[row] = began, shift
+        self.doubts[row] = _Doubt(began, places, shift, state, covariance, night + 1 - began)
         numbers, names = self.table.nights[row], self.table.names[row]
         ratio = float(np.exp(self.signs[row] * shift))
         devices = tuple(names[device] for device in scope)
@@ -751,6 +881,7 @@ class _Watch:
     def _deviations(self, row: int, nights: Ints, state: Floats) -> Floats:
         """Return the deviations of nights from a forecast [night, slot]; NaN without a session."""
         levels = state[0] + state[self.table.devices[row, nights] + 1]
+        levels = levels + self.table.heat[row, nights] * state[-1]
         deviations: Floats = self.table.logs[row, nights] - levels
         return deviations
 
@@ -775,7 +906,8 @@ class _Watch:
         ratio /= forecast.noise[row] ** 2 / worth
         ratio /= forecast.correlation(one)[0, 2]
         doubt.evidence += float(np.clip(ratio, -_DOUBT_BOUND, _DOUBT_BOUND))
-        doubt.most = max(doubt.most, doubt.evidence)
+        if doubt.evidence > doubt.most:
+            doubt.most, doubt.lasted = doubt.evidence, night + 1 - doubt.began
         if _REFUTED < doubt.evidence < _CONFIRMED:
             return
         del self.doubts[row]
@@ -785,5 +917,5 @@ class _Watch:
         for late in range(doubt.began, night + 1):
             forecast.take_in(one, np.array([late]))
         self.next[row] = night + 1
-        self.margins[row] += max(doubt.excess + doubt.most, 0)
+        self.spells[row].append((doubt.lasted, abs(doubt.shift), night))
         self.found[row][-1] = replace(self.found[row][-1], refuted=self.table.nights[row][night])

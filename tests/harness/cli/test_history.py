@@ -80,7 +80,7 @@ def test_a_history_says_what_it_takes_to_see_a_loss(qnnfarm: Run, tmp_path: Path
 
 def test_a_history_shows_what_it_refutes(qnnfarm: Run, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).normal(0, 0.015, 40)
-    levels = np.array([50.0] * 20 + [46.0] * 3 + [50.0] * 17)
+    levels = np.array([50.0] * 20 + [44.0] * 3 + [50.0] * 17)
     write(tmp_path, (levels * np.exp(noise)).tolist())
     shown = qnnfarm("history", "decode", "--nights", "40").stdout
     assert "no change" in shown

@@ -233,12 +233,47 @@ def test_a_loss_of_one_device_that_does_not_last_is_refuted() -> None:
 
 
 def test_values_without_noise_are_watched_for_small_changes() -> None:
-    values = [15.7] * 30 + [15.9] * 2
+    values = [15.7031] * 30 + [15.9022] * 2
     (change,) = detect(
         History(values, range(32), ["x"] * 32, higher_is_better=False, smallest=0.005)
     )
     assert (change.night, change.found, change.is_loss) == (30, 31, True)
     assert change.ratio == pytest.approx(15.9 / 15.7, abs=1e-3)
+
+
+def in_spells(seed: int, *, told: bool) -> History:
+    """Runs of some four hot sessions are 5 % slower, every twenty; 8 % is lost from night 80 on."""
+    random = np.random.default_rng(seed)
+    hot, one = np.zeros(92), int(random.integers(3, 18))
+    while one < 80:
+        hot[one : one + (lasts := int(random.integers(3, 6)))] = 1
+        one += lasts + int(random.integers(12, 20))
+    hot[80:] = 0
+    logs = np.log(50) + random.normal(0, 0.01, 92) + np.log(0.95) * hot
+    logs[80:] += np.log(0.92)
+    heat = 33 + random.normal(0, 1.5, 92) + 9 * hot
+    return History(np.exp(logs).tolist(), range(92), ["x"] * 92, heat=heat.tolist() if told else ())
+
+
+@pytest.mark.parametrize(("told", "most", "least"), [(True, 2, 19), (False, 24, 16)])
+def test_hot_sessions_are_no_loss_once_heat_or_its_spells_are_known(
+    told: bool, most: int, least: int
+) -> None:
+    found = detect_all([in_spells(seed, told=told) for seed in range(20)])
+    losses = [[c for c in changes if c.is_loss] for changes in found]
+    assert sum(c.found < 80 for changes in losses for c in changes) <= most
+    assert sum(any(c.found >= 80 for c in changes) for changes in losses) >= least
+
+
+def test_a_unit_that_readings_are_rounded_to_is_no_change() -> None:
+    def rounded(seed: int, *, lost: float = 0.0) -> History:
+        random = np.random.default_rng(seed)
+        slow = random.uniform(24.6, 25.6) * (1 + np.linspace(0, 0.015, 90))
+        values = slow * np.exp(random.normal(0, 0.01, 90)) * (1 - lost * (np.arange(90) >= 80))
+        return History(np.rint(values).tolist(), range(90), ["x"] * 90)
+
+    assert sum(map(len, detect_all([rounded(seed) for seed in range(40)]))) <= 2
+    assert sum(map(bool, detect_all([rounded(seed, lost=0.1) for seed in range(20)]))) >= 19
 
 
 def test_series_of_any_length_are_judged_together_as_alone() -> None:

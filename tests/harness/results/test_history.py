@@ -574,6 +574,19 @@ def test_a_swapped_phone_is_named_and_is_no_loss(store: ResultsStore, fill: Fill
 
 
 @IN_A_FILE
+@pytest.mark.parametrize("heat", [0.0, 12.0])
+def test_nights_that_began_hot_are_no_loss(store: ResultsStore, fill: Fill, heat: float) -> None:
+    for night in range(40):
+        is_hot = night in {3, 16, 17, 18, 19, 37, 38, 39}
+        celsius = 35.0 + night % 3 + heat * is_hot
+        gate = {"name": "thermal_gate", "outcome": "not-met", "after": celsius}
+        fill([45.0 if is_hot else 50.0], start=night, conditions=(gate,))
+    series = decode(store)
+    losses = [one for one in (*series.changes, *series.refuted) if one.is_loss]
+    assert bool(losses) == (heat == 0)
+
+
+@IN_A_FILE
 def test_phones_that_take_turns_are_not_swapped(store: ResultsStore, fill: Fill) -> None:
     for night in range(12):
         fill([50.0], start=night, device__serial=f"P{night % 3}")
