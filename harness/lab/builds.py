@@ -78,23 +78,35 @@ class BuildJob(BaseModel):
         if own := request.programs():
             raise WrongUseError(f"{own}: a worker runs no programs of others: build without --lab")
         request = request.absolute()
-        files = hashes(build.files() | set(filter(None, (request.calibration, request.encodings))))
+        job = cls(
+            id="0" * 32,
+            request=request,
+            folder=plain_path(folder),
+            files=hashes(
+                build.files() | {p for p in (request.calibration, request.encodings) if p}
+            ),
+            memory_bytes=build.memory_limit,
+        )
+        return job.model_copy(update={"id": job.digest()})
+
+    def digest(self) -> str:
+        """Return the id that it has with the builder's code of this host."""
         code = CodeDigest(Path(buildlib.__path__[0])).of("buildlib.builder_options")
-        place = plain_path(folder)
-        identity = [request.model_dump(mode="json"), files, code, str(place)]
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-        limit = build.memory_limit
-        return cls(id=digest[:32], request=request, folder=place, files=files, memory_bytes=limit)
+        identity = [self.model_dump(mode="json", exclude={"id", "memory_bytes"}), code]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
     def check(self, root: Path) -> None:
         """Check that a host may run it, which has the files that it was submitted with.
 
         Raises:
             HostFileError: a path is not below `root`, or a file is missing or another one.
-            WrongUseError: it would run programs or libraries of its user.
+            WrongUseError: it would run programs or libraries of its user, or another qnnfarm built
+                it.
         """
         if own := self.request.programs():
             raise WrongUseError(f"{own}: a worker runs no programs of others")
+        if self.id != self.digest():
+            raise WrongUseError("its id is not that of this qnnfarm: use one version on all hosts")
         root = root.resolve()
         for path in (self.folder, *map(Path, self.files), *self.request.paths()):
             if not path.resolve().is_relative_to(root):
@@ -129,7 +141,7 @@ class LabBuilds:
         )
         if not is_live:
             check_replaceable(build.folder, exist_ok=overwrite)
-            self.jobs.put(build.id, [job])
+            self.jobs.put([job])
         return True
 
     def follow(

@@ -10,13 +10,14 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import procrastinate
 from procrastinate import exceptions
 from procrastinate.jobs import Job, Status
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -26,9 +27,11 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    column,
     delete,
     func,
     insert,
+    or_,
     select,
     text,
 )
@@ -54,6 +57,10 @@ _OPENING = 0x71_6E_6E_6C_61_62  # "qnnlab"
 _BATCH = 500
 _QUEUE_DIGITS = 32
 _LONGEST_REASON = 1000
+_ID_LENGTH, _KEY_LENGTH = 32, 64
+_LONGEST_CELL = 1 << 20
+_LONGEST_S = 1e7
+_LAST_SESSION = 1 << 20
 _KNOWN = "SELECT id FROM procrastinate_workers WHERE id = %(worker)s"
 _RUNNING = "SELECT id FROM procrastinate_jobs WHERE worker_id = %(worker)s AND status = 'doing'"
 _BACKLOG = (
@@ -68,16 +75,17 @@ _metadata = MetaData()
 plan_runs = Table(
     "lab_plan_runs",
     _metadata,
-    Column("id", String(32), primary_key=True),
+    Column("id", String(_ID_LENGTH), primary_key=True),
     Column("plan", Text, nullable=False, index=True),
     Column("submitter", Text, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
+    Column("owner", Text, nullable=False, server_default=text("session_user")),
 )
 cells = Table(
     "lab_cells",
     _metadata,
-    Column("plan_run", String(32), primary_key=True),
-    Column("key", String(64), primary_key=True),
+    Column("plan_run", String(_ID_LENGTH), primary_key=True),
+    Column("key", String(_KEY_LENGTH), primary_key=True),
     Column("status", String(16), nullable=False),  # begun, or of `CellStatus`
     Column("host", Text, nullable=False),
     Column("device", Text, nullable=False),
@@ -86,6 +94,7 @@ cells = Table(
     Column("summary", Text, nullable=False),
     Column("duration_s", Double, nullable=False),
     Column("changed_at", UtcDateTime, nullable=False),
+    Column("job", BigInteger, nullable=False),  # of which it is the end
 )
 workers = Table(
     "lab_workers",
@@ -96,7 +105,37 @@ workers = Table(
     Column("since", UtcDateTime, nullable=False),
 )
 
-_ENDS = ("status", "host", "device", "error", "reason", "summary", "duration_s", "changed_at")
+_ENDS = (
+    "status", "host", "device", "error", "reason", "summary", "duration_s", "changed_at", "job",
+)  # fmt: skip
+_NEWEST = (
+    "SELECT queueing_lock AS lock, max(id) AS job FROM procrastinate_jobs"
+    " WHERE starts_with(queueing_lock, :plan_run) GROUP BY queueing_lock"
+)
+_GUARDED = "SELECT 1 FROM pg_trigger WHERE tgname = 'lab_owned'"
+_GUARD = """
+ALTER TABLE lab_cells ADD COLUMN IF NOT EXISTS job BIGINT NOT NULL DEFAULT 0;
+ALTER TABLE lab_plan_runs ADD COLUMN IF NOT EXISTS owner TEXT NOT NULL DEFAULT session_user;
+CREATE OR REPLACE FUNCTION lab_own_run() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  NEW.owner := session_user;
+  RETURN NEW;
+END $$;
+CREATE OR REPLACE FUNCTION lab_own_jobs() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM 1 FROM lab_plan_runs
+    WHERE id = split_part(NEW.queueing_lock, ':', 1) AND owner <> session_user;
+  IF FOUND THEN
+    RAISE insufficient_privilege USING MESSAGE = 'permission denied: another role began that run';
+  END IF;
+  RETURN NEW;
+END $$;
+CREATE OR REPLACE TRIGGER lab_owner BEFORE INSERT ON lab_plan_runs
+  FOR EACH ROW EXECUTE FUNCTION lab_own_run();
+CREATE OR REPLACE TRIGGER lab_owned BEFORE INSERT ON procrastinate_jobs
+  FOR EACH ROW EXECUTE FUNCTION lab_own_jobs();
+"""
+"""A run of a plan is its role's, and so are the jobs whose ends are stored under its id."""
 _RECORD = (
     f"INSERT INTO lab_cells (plan_run, key, {', '.join(_ENDS)})"  # noqa: S608 - our own names
     f" SELECT %(plan_run)s, %(key)s, {', '.join(f'%({name})s' for name in _ENDS)}"
@@ -105,6 +144,26 @@ _RECORD = (
     f" SET {', '.join(f'{name} = EXCLUDED.{name}' for name in _ENDS)}"
 )
 """Records what became of a job while it is its worker's."""
+
+
+class CellArguments(BaseModel):
+    """Arguments of a cell's job, as anybody who may submit wrote them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", regex_engine="python-re")
+
+    plan_run: Annotated[str, Field(pattern=r"\A[0-9a-f]{1,32}\Z")]
+    settings: PlanSettings
+    cell: Annotated[str, Field(max_length=_LONGEST_CELL)]
+    files: CellFiles
+
+    def read_cell(self, job: Job) -> Cell:
+        """Return the cell; `ValueError` if it is none, or not that of its job's row."""
+        cell = Cell.from_json(self.cell)
+        if job.queueing_lock != f"{self.plan_run}:{cell.key}" or job.queue != queue_name(cell):
+            raise ValueError("its row is that of another cell")
+        if not (0 < cell.timeout_s < _LONGEST_S and 0 <= cell.session < _LAST_SESSION):
+            raise ValueError("its time limit or session is out of range")
+        return cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +258,9 @@ class LabJobs(Closeable):
                 connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))  # one makes tables
                 _metadata.create_all(connection)
                 self._call(self._open())
+            with self.store.database.writing() as connection:
+                if connection.scalar(text(_GUARDED)) is None:
+                    connection.exec_driver_sql(_GUARD)
         except BaseException:
             self.close()
             raise
@@ -222,14 +284,14 @@ class LabJobs(Closeable):
     # Plans
 
     def begin(self, plan: str, submitter: str, *, fresh: bool) -> str:
-        """Return the id of the newest run of a plan, or of a new one if there is none.
+        """Return the id of the newest run of a plan by this role, or of a new one.
 
         Args:
             fresh: begin a new one in any case.
         """
         newest = (
             select(plan_runs.c.id)
-            .where(plan_runs.c.plan == plan)
+            .where(plan_runs.c.plan == plan, plan_runs.c.owner == text("session_user"))
             .order_by(plan_runs.c.created_at.desc())
             .limit(1)
         )
@@ -273,23 +335,14 @@ class LabJobs(Closeable):
             for cell, files, priority in chosen
             if cell.key not in live
         ]
-        return self.put(plan_run, jobs)
+        return self.put(jobs)
 
-    def put(self, plan_run: str, jobs: list[Job]) -> int:
+    def put(self, jobs: list[Job]) -> int:
         """Put jobs with `queueing_lock` `RUN:KEY` into the queue; return their number.
 
-        Their earlier ends are forgotten.
+        Earlier ends of theirs count no more.
         """
-        self._forget(plan_run, {str(job.queueing_lock).rpartition(":")[2] for job in jobs})
         return sum(self._defer(jobs[at : at + _BATCH]) for at in range(0, len(jobs), _BATCH))
-
-    def _forget(self, plan_run: str, keys: Collection[str]) -> None:
-        """Forget the ends of cells that are submitted again."""
-        query = select(cells.c.key).where(cells.c.plan_run == plan_run)
-        with self.store.database.writing() as connection:
-            for key in set(connection.scalars(query)) & set(keys):
-                again = (cells.c.plan_run == plan_run) & (cells.c.key == key)
-                connection.execute(delete(cells).where(again))
 
     def _defer(self, jobs: list[Job]) -> int:
         try:
@@ -312,9 +365,17 @@ class LabJobs(Closeable):
 
     def ends(self, plan_run: str) -> Mapping[str, CellEnd]:
         """Return the ends of the cells of a plan's run that have begun, by their keys."""
-        query = select(cells).where(cells.c.plan_run == plan_run)
+        newest = text(_NEWEST).columns(column("lock", Text), column("job", BigInteger)).subquery()
+        lock = cells.c.plan_run + ":" + cells.c.key
+        query = (
+            select(cells)
+            .outerjoin(newest, newest.c.lock == lock)
+            .where(cells.c.plan_run == plan_run)
+            .where(or_(newest.c.job.is_(None), newest.c.job <= cells.c.job))
+        )
         with self.store.database.reading() as connection:
-            rows = connection.execute(query).mappings().all()
+            values = {"plan_run": f"{plan_run}:"}
+            rows = connection.execute(query, values).mappings().all()
         names = CellEnd.__slots__
         return {row["key"]: CellEnd(*(row[name] for name in names)) for row in rows}
 
@@ -323,6 +384,8 @@ class LabJobs(Closeable):
         values = {name: getattr(end, name) for name in CellEnd.__slots__} | {"changed_at": now()}
         values["reason"] = one_line(end.reason, _LONGEST_REASON)
         plan_run, _, key = str(job.job.queueing_lock).rpartition(":")
+        if not (0 < len(plan_run) <= _ID_LENGTH and 0 < len(key) <= _KEY_LENGTH):
+            return  # of somebody who means harm
         values |= {"plan_run": plan_run, "key": key, "job": job.job.id, "worker": job.worker}
         # As `_rows`: a new connection costs more than the write.
         self._call(self._app.connector.execute_query_async(_RECORD, **values))
@@ -384,8 +447,10 @@ class LabJobs(Closeable):
         backlog = []
         for row in self._rows(_BACKLOG, task=TASK):
             try:
-                sample = Cell.from_json(row["args"]["cell"])
-            except (ValueError, KeyError) as error:
+                sample = Cell.from_json(CellArguments.model_validate(row["args"]).cell)
+                if queue_name(sample) != row["name"]:
+                    raise ValueError("its row is that of another cell")
+            except ValueError as error:
                 if row["name"] not in self._unreadable:
                     self._unreadable.add(row["name"])
                     reason = one_line(str(error), _LONGEST_REASON)
@@ -399,21 +464,16 @@ class LabJobs(Closeable):
         taken = self.take(queue)
         if taken is None:
             return None
-        arguments = taken.job.task_kwargs
         try:
-            return CellJob(
-                taken.job,
-                taken.worker,
-                str(arguments["plan_run"]),
-                Cell.from_json(str(arguments["cell"])),
-                CellFiles.model_validate(arguments["files"]),
-                PlanSettings.model_validate(arguments["settings"]),
-            )
-        except (ValueError, KeyError) as error:
+            arguments = CellArguments.model_validate(taken.job.task_kwargs)
+            cell = arguments.read_cell(taken.job)
+        except ValueError as error:
             reason = f"the qnnfarm of this host cannot read it: {error}"
             self.record(taken, CellEnd("failed", self.host, reason=reason))
             self.finish(taken, Status.FAILED)
             return None
+        plan_run, files, settings = arguments.plan_run, arguments.files, arguments.settings
+        return CellJob(taken.job, taken.worker, plan_run, cell, files, settings)
 
     def take(self, queue: str) -> Taken | None:
         """Take the first job of a queue, which is then this worker's; `None` if there is none."""

@@ -55,7 +55,7 @@ class LabRun:
         """Submit the cells that are not done, do not wait and do not run; return their number."""
         cells = [cell for cell in self.cells if cell.key in self.submitted]
         durations = Durations(cells)
-        files = find_files(cells, tuple(self.plan.push))
+        files = find_files(cells, tuple(self.plan.push), self.runner.models)
         entries = (
             (cell, its_files, min(round(durations.expected_s(cell) * _PRIORITY_PER_S), _LAST))
             for cell, its_files in zip(cells, files, strict=True)

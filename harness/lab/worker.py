@@ -14,7 +14,7 @@ from pathlib import Path
 
 from procrastinate.jobs import Status
 
-from harness.errors import LedgerError, StoreError
+from harness.errors import LedgerError, StoreError, WrongUseError
 from harness.lab.builds import Builder
 from harness.lab.content import check_cell
 from harness.lab.jobs import (
@@ -214,12 +214,14 @@ class LabRunner:
         if result is not None:
             self.store.open().interrupt_tries(runner.group_id(job.cell), job.cell.session)
             return result
-        pushes = check_cell(job.cell, job.files, self.models)
         try:
+            pushes = check_cell(job.cell, job.files, self.models)
             return replace(runner, push=pushes).run(job.cell, device, cancel)
         except StoreError as error:
             log.warning("%s: %s waits again", error, cell.label)
             raise CellInterrupted from error
+        except (ArithmeticError, LookupError, TypeError, ValueError, OSError) as error:
+            raise WrongUseError(f"{type(error).__name__}: {error}") from error
 
 
 class _Log(Observer):

@@ -119,6 +119,13 @@ class DescribedModel(ABC, Generic[_Description]):
             raise WrongUseError(f"this needs the model's tokenizer.json: name it in {self.path}")
         return self.resolve(self.description.tokenizer)
 
+    def named_files(self) -> Iterator[Path]:
+        """Yield the files and folders that the description names."""
+        for value in self.description.model_dump(exclude={"environment", "arguments"}).values():
+            for name in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(name, str) and (path := self.resolve(name)).exists():
+                    yield path
+
     @cached_property
     def sha256(self) -> str:
         """Hash of the model's contents, and of the description without its paths."""

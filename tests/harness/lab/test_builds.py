@@ -9,6 +9,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from procrastinate.jobs import Job, Status
@@ -121,29 +122,37 @@ def test_hostile_builds_fail_and_are_told_so(
     )
     (tmp_path / "link").symlink_to("/etc")
     request = good["request"]
-    harms: dict[str, object] = {
-        "folder": {"folder": "/etc/tiny"},
-        "link": {"folder": str(tmp_path / "link" / "tiny")},
-        "text": {"request": request | {"calibration": "/etc/passwd"}},
-        "lora": {"request": request | {"options": {"lora_config.lora_config_path": str(adapters)}}},
-        "programs": {"request": request | {"qairt_sdk": str(tmp_path)}},
-        "library": {"request": request | {"options": {"op_packages": [{"name": "a"}]}}},
-        "hash": {"files": {str(adapters): "0" * 64}},
-        "path": {"files": {"/a/../../etc/passwd": "0" * 64}},
-        "type": {"request": {"target": 5}},
-        "lock": {"id": "f" * 32},
-        "list": [],
-    }
-    for number, harm in enumerate(harms.values()):
-        run = f"{number:032x}"
-        own = good | {"id": run} | harm if isinstance(harm, dict) else {}
-        jobs.put(run, [Job(queue=QUEUE, lock=None, queueing_lock=f"{run}:{KEY}", task_name=TASK,
-                           task_kwargs=own)])  # fmt: skip
+    lora_config = {"options": {"lora_config.lora_config_path": str(adapters)}}
+    harms: list[tuple[dict[str, Any], str]] = [
+        ({"folder": "/etc/tiny"}, "below"),
+        ({"folder": str(tmp_path / "link" / "tiny")}, "below"),
+        ({"request": request | {"calibration": "/etc/passwd"}}, "below"),
+        ({"request": request | lora_config}, "below"),
+        ({"request": request | {"qairt_sdk": str(tmp_path)}}, "programs"),
+        ({"request": request | {"options": {"op_packages": [{"name": "a"}]}}}, "programs"),
+        ({"files": {str(adapters): "0" * 64}}, "is not what was submitted"),
+        ({"files": {"/a/../../etc/passwd": "0" * 64}}, "no file of a host"),
+        ({"request": {"target": 5}}, "request.model"),
+        ({"id": "f" * 32}, "it is not the build"),
+        ({}, "Input should be"),
+    ]
+    said = {}
+    for number, (harm, reason) in enumerate(harms):
+        own, run = {**good, **harm} if harm else {}, f"{number:032x}"
+        with contextlib.suppress(ValueError):
+            own["id"] = run = BuildJob.model_validate(own).digest()
+        said[run] = reason
+        own |= {key: harm[key] for key in harm.keys() & {"id"}}
+        lock = f"{run}:{KEY}"
+        job = Job(queue=QUEUE, lock=None, queueing_lock=lock, task_name=TASK, task_kwargs=own)
+        assert jobs.put([job]) == 1
     server.ask("lab", "UPDATE procrastinate_jobs SET args = '[]' WHERE args = '{}' RETURNING 1")
     start()
     wait_for(lambda: statuses(server) == {"failed": len(harms)}, lambda: statuses(server), 60)
-    reasons = {r for (r,) in server.ask("lab", "SELECT reason FROM lab_cells")}
-    assert not [reason for reason in reasons if "root:" in str(reason)]
+    rows = server.ask("lab", "SELECT plan_run, reason FROM lab_cells")
+    reasons = {str(run): str(reason) for run, reason in rows}
+    assert reasons.keys() == said.keys()
+    assert [run for run, reason in said.items() if reason not in reasons[run]] == []
     assert not (tmp_path / "tiny").exists()
 
 

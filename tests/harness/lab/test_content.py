@@ -25,7 +25,7 @@ def cell_in(folder: Path, text: str = "text.txt") -> Cell:
 
 
 def files_of(cell: Cell, *push: str) -> CellFiles:
-    (files,) = find_files([cell], push)
+    (files,) = find_files([cell], push, ModelCache())
     return files
 
 

@@ -1,5 +1,6 @@
 """Roles and TLS of a lab's database: the commands of docs/lab.md, on a real PostgreSQL."""
 
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ from procrastinate.jobs import Status
 
 from harness.errors import StoreUnavailableError
 from harness.lab.content import CellFiles
-from harness.lab.jobs import CellEnd, LabJobs, queue_name
+from harness.lab.jobs import TASK, CellEnd, LabJobs, queue_name
 from harness.plans.cell_runner import PlanSettings
 from harness.plans.cells import make_cell
 from harness.pool.requirement import Requirement
@@ -32,7 +33,8 @@ SETTINGS = PlanSettings(
     labels={},
 )  # fmt: skip
 FORBIDDEN = (
-    "DROP TABLE runs", "TRUNCATE lab_cells", "CREATE TABLE mine (x INT)", "DELETE FROM runs",
+    "DROP TABLE runs", "TRUNCATE lab_cells", "DELETE FROM lab_cells",
+    "CREATE TABLE mine (x INT)", "DELETE FROM runs",
     "UPDATE runs SET status = 'done'", "UPDATE alerts SET state = 'fixed'",
     "UPDATE procrastinate_jobs SET status = 'cancelled'", "GRANT lab_workers TO ada",
 )  # fmt: skip
@@ -93,6 +95,67 @@ def test_submitter_submits_and_follows_and_administers_nothing(
         for statement in FORBIDDEN:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement.encode())
+
+
+def test_forged_row_fails_alone_and_is_recorded(server: PostgresqlServer) -> None:
+    """Whoever may submit can write any row, and reads nothing by it, and ends no worker."""
+    with (
+        LabJobs(url(server, "ada", "secret")) as ada,
+        LabJobs(url(server, "station", "other")) as station,
+        psycopg.connect(
+            host="127.0.0.1", port=server.port, user="ada", password="secret", dbname="tests",
+            autocommit=True,
+        ) as by_hand,
+    ):  # fmt: skip
+        station.register("h1", 1)
+        foreign = station.begin("p", "station", fresh=True)
+        run = ada.begin("p", "ada@laptop", fresh=False)
+        assert run != foreign, "a run is its role's"
+        good: dict[str, object] = {
+            "plan_run": run, "cell": CELL.to_json(), "settings": SETTINGS.model_dump(mode="json"),
+            "files": {},
+        }  # fmt: skip
+
+        def forge(args: object, lock: str | None = None, queue: str = queue_name(CELL)) -> str:
+            lock = lock or f"{run}:{CELL.key}"
+            row = (
+                "INSERT INTO procrastinate_jobs (queue_name, task_name, queueing_lock, args)"
+                " VALUES (%s, %s, %s, %s)"
+            )
+            by_hand.execute(row, (queue, TASK, lock, json.dumps(args)))
+            return lock
+
+        def altered(**values: object) -> dict[str, object]:
+            return good | {"cell": json.dumps(json.loads(CELL.to_json()) | values)}
+
+        bad: list[object] = [
+            [], {}, "x", good | {"more": 1}, good | {"cell": 5}, good | {"plan_run": "../x"},
+            good | {"files": {"files": {"../etc/passwd": "0" * 64}}}, good | {"settings": []},
+            altered(timeout_s=-1), altered(timeout_s=1e300), altered(session=1 << 70),
+            altered(workload={"kind": "nothing"}), altered(key="f" * 64),
+        ]  # fmt: skip
+        for number, args in enumerate(bad):
+            lock = forge(args, f"{run}:{number:064x}" if isinstance(args, list) else None)
+            station.backlog()
+            assert station.fetch(queue_name(CELL)) is None, args
+            end = station.ends(run)[lock.partition(":")[2]]
+            assert end.status == "failed"
+            assert "cannot read it" in end.reason
+        forge(good, queue="build-x")
+        assert station.backlog() == []
+        assert station.fetch("build-x") is None
+        for lock in ("", ":", "x" * 500, f"{run}:{'y' * 500}"):
+            forge(good, lock or "-")
+            assert station.fetch(queue_name(CELL)) is None
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="another role"):
+            forge(good, f"{foreign}:{CELL.key}")
+        forge(good)
+        job = station.fetch(queue_name(CELL))
+        assert job is not None, "a good one runs"
+        row = "INSERT INTO lab_plan_runs (id, plan, submitter, created_at, owner) VALUES"
+        by_hand.execute(f"{row} ('abc', 'p', 'x', now(), 'station')".encode())
+        assert station.begin("p", "station", fresh=False) == foreign
+        station.unregister()
 
 
 @pytest.fixture
