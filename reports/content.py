@@ -30,9 +30,11 @@ from reports import text
 from reports.changes import ShownChange
 from reports.history import SeriesGroup
 from reports.summary import (
+    Matrix,
     PerplexityRow,
     SummaryRow,
     TaskRow,
+    find_matrices,
 )
 
 Kind = Literal["hardware", "imported", "emulator"]
@@ -142,6 +144,11 @@ class Section:
         return tuple(
             find_metric(key) for key in SPEED_METRICS if any(key in row.cells for row in self.rows)
         )
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The rows again, a metric at a time."""
+        return find_matrices(self.rows)
 
     @property
     def step_metrics(self) -> tuple[Metric, ...]:

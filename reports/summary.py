@@ -13,6 +13,7 @@ from harness.results.identity import (
     OF_DEVICE,
     Subject,
     container_name,
+    container_shape,
     describe_changes,
     describe_scored,
 )
@@ -20,6 +21,7 @@ from harness.results.metrics import (
     LEADING_METRICS,
     SPEED_METRICS,
     STEP_METRICS,
+    Direction,
     Metric,
     Stats,
     Use,
@@ -218,6 +220,12 @@ class SummaryRow:
             return None
         steps = decode.stats.mean / (accepted.stats.mean if accepted else 1.0)
         return find_bandwidth_share(steps, self.container, self.subject.soc)
+
+    def value(self, key: str) -> float | None:
+        """Return the mean of a metric, or the perplexity; None if it has none."""
+        if key in self.cells:
+            return self.cells[key].stats.mean
+        return self.perplexity.values.get(key) if self.perplexity else None
 
     @property
     def n(self) -> int:
@@ -551,6 +559,81 @@ def _perplexity(subject: Subject, group: Sequence[Run]) -> PerplexityRow:
     if runs[-1].check.outcome != "passed":  # by a bound that the user gave
         remarks += find_perplexity_faults(values, runs[-1].container.precision)
     return PerplexityRow(subject, runs, values, tuple(remarks))
+
+
+MATRIX_METRICS = (
+    *reversed(LEADING_METRICS), "ttft_s", PERPLEXITY, "prefill_energy_j_per_token",
+    "decode_energy_j_per_token", "peak_rss_bytes",
+)  # fmt: skip
+MOST_COLUMNS = 10
+"""Columns of a matrix; where devices times tests are more, tests are rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One metric of all rows of a summary: models down, devices and tests across.
+
+    Attributes:
+        rows: names, and below each column the row of the summary that has the metric.
+    """
+
+    metric: Metric
+    columns: tuple[str, ...]
+    rows: tuple[tuple[tuple[str, str], tuple[SummaryRow | None, ...]], ...]
+
+    def value(self, row: SummaryRow) -> float:
+        """Return the value of a cell."""
+        found = row.value(self.metric.key)
+        if found is None:
+            raise AssertionError("a cell has a value")
+        return found
+
+    def part(self, row: SummaryRow, cells: Iterable[SummaryRow | None]) -> float:
+        """Return how near a cell is to the best of its row: 1 for that, less for others."""
+        values = [self.value(one) for one in cells if one is not None]
+        if self.metric.direction is Direction.HIGHER:
+            return self.value(row) / max(values)
+        return min(values) / self.value(row) if self.value(row) else 1.0
+
+
+def find_matrices(rows: Sequence[SummaryRow]) -> tuple[Matrix, ...]:
+    """Put the rows of a summary into a matrix of each metric, two by two at least.
+
+    Where there are too many devices for its columns, it has none.
+    """
+    found = (_matrix(find_metric(key), rows) for key in MATRIX_METRICS)
+    return tuple(one for one in found if 1 < len(one.columns) <= MOST_COLUMNS and len(one.rows) > 1)
+
+
+def _matrix(metric: Metric, rows: Sequence[SummaryRow]) -> Matrix:
+    rows = [row for row in rows if row.value(metric.key) is not None]
+    by_test = metric.key != PERPLEXITY
+    places = {(row.subject.place, _test(row) if by_test else ((), "")) for row in rows}
+    across = len(places) <= MOST_COLUMNS
+    columns = sorted({(place, test if across else ((), "")) for place, test in places})
+    cells: dict[tuple[str, str], dict[object, SummaryRow]] = {}
+    for row in rows:
+        test = _test(row) if by_test else ((), "")
+        column = (row.subject.place, test if across else ((), ""))
+        notes = [*row.notes, "" if across else test[1]]
+        for more in ("", container_shape(row.container) if row.container else "", row.sha256[:12]):
+            notes += [more]
+            name = row.name, ", ".join(filter(None, notes))
+            if column not in cells.get(name, {}) or not by_test:
+                break
+        cells.setdefault(name, {}).setdefault(column, row)
+    return Matrix(
+        metric,
+        tuple(f"{place} {test}".strip() for place, (_, test) in columns),
+        tuple((name, tuple(found.get(one) for one in columns)) for name, found in cells.items()),
+    )
+
+
+def _test(row: SummaryRow) -> tuple[tuple[int, ...], str]:
+    """Return a test by its lengths, in whose order they stand, and in words."""
+    subject = row.subject
+    lengths = (subject.prompt_tokens, subject.max_new_tokens, subject.depth_tokens)
+    return tuple(length or 0 for length in lengths), row.label
 
 
 def group_by(

@@ -1,5 +1,6 @@
 """Which runs are put together, and what the rows say."""
 
+import itertools
 import random
 import re
 from collections.abc import Mapping
@@ -14,8 +15,8 @@ from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_
 from harness.results.records import Run
 from reports import summary
 from reports.document import to_document
-from reports.summary import SummaryRow, perplexities, summarise, task_rows
-from tests.reports.conftest import START, Sample, changed, composed, speeds
+from reports.summary import SummaryRow, find_matrices, perplexities, summarise, task_rows
+from tests.reports.conftest import START, Sample, changed, composed, html_of, speeds
 
 Samples = Mapping[str, list[Run]]
 
@@ -160,6 +161,74 @@ def test_a_benchmark_is_named_by_what_it_measures(
     (row,) = rows([run])
     assert row.label == label
     assert ("prefill_tokens_per_s" in row.cells) is (prompt != 2)
+
+
+def test_rows_are_a_matrix_of_each_metric() -> None:
+    """Two phones by two models, at two depths; one phone has run one of the models at one depth."""
+    made = [
+        changed(
+            Sample(soc, emulator=False, model=model).run(
+                n, "bench", speeds([r] * 4, [r] * 4, [1 / r] * 4, 900 + n)
+            ),
+            workload__depth_tokens=depth,
+        )
+        for n, (soc, model, depth, r) in enumerate(
+            (
+                ("SM8650", "Llama", 0, 30.0), ("SM8650", "Llama", 512, 15.0),
+                ("SM8750", "Llama", 0, 60.0), ("SM8750", "Llama", 512, 45.0),
+                ("SM8750", "Qwen", 0, 20.0),
+            )
+        )
+    ]  # fmt: skip
+    found = {matrix.metric.key: matrix for matrix in find_matrices(rows(made))}
+    assert set(found) == {
+        "decode_tokens_per_s", "prefill_tokens_per_s", "ttft_s", "peak_rss_bytes"
+    }  # fmt: skip
+    decode, latency = found["decode_tokens_per_s"], found["ttft_s"]
+    assert decode.columns == (
+        "SM8650 pp64+tg16", "SM8650 pp64+tg16 @ d512", "SM8750 pp64+tg16", "SM8750 pp64+tg16 @ d512"
+    )  # fmt: skip
+    assert [name for (name, _), _ in decode.rows] == ["Llama W8A16", "Qwen W8A16"]
+    (_, llama), (_, qwen) = decode.rows
+    assert [row and decode.part(row, llama) for row in llama] == [0.5, 0.25, 1.0, 0.75]
+    assert [row and decode.part(row, qwen) for row in qwen] == [None, None, 1.0, None]
+    assert [row and latency.part(row, llama) for row in llama] == [0.5, 0.25, 1.0, 0.75]
+    assert find_matrices(rows(made[:4])) == (), "one model needs none"
+
+
+def test_more_rows_than_twelve_are_folded_below_their_matrix() -> None:
+    made = [
+        Sample(f"SM{8650 + soc}", emulator=False, model=model).run(
+            10 * soc + n, "bench", speeds([9.0 + soc] * 4, [9.0 + soc] * 4, [1.0] * 4, 900)
+        )
+        for n, model in enumerate(("Llama", "Qwen", "Phi"))
+        for soc in range(11)
+    ]
+    folded = '<details class="quiet"><summary>{} rows with all metrics and remarks</summary>'
+    assert folded.format(15) in html_of([run for run in made if int(run.device.soc[2:]) < 8655])
+    few = html_of([run for run in made if int(run.device.soc[2:]) < 8654])
+    assert '<details class="quiet" open><summary>12 rows' in few
+    assert '<td class="number" data-label="SM8653 pp64+tg16" style="--part:100%">' in few
+    many = html_of(made)
+    assert "card table cards matrix" not in many
+    assert '<details class="quiet" open><summary>33 rows' in many
+
+
+def test_many_tests_are_rows_of_a_matrix() -> None:
+    made = [
+        changed(
+            Sample(soc, emulator=False, model="Llama").run(
+                n, "bench", speeds([9.0] * 4, [9.0] * 4, [1.0] * 4, 900)
+            ),
+            workload__depth_tokens=64 * depth,
+        )
+        for n, (soc, depth) in enumerate(itertools.product(("SM8650", "SM8750"), range(7)))
+    ]
+    decode = next(iter(find_matrices(rows(made))))
+    assert decode.columns == ("SM8650", "SM8750")
+    assert len(decode.rows) == 7
+    assert ("Llama W8A16", "pp64+tg16 @ d384") in [name for name, _ in decode.rows]
+    assert all(None not in cells for _, cells in decode.rows)
 
 
 def test_warmups_are_in_no_mean(samples: Samples) -> None:
