@@ -14,7 +14,7 @@
   // Values of a figure.
 
   const columns = figure => all('thead th', figure).map(th => ({ ...th.dataset, label: th.textContent }));
-  const cells = figure => all('tbody tr', figure).map(row => all('td', row).map(td => td.dataset.v ?? (td.textContent === '\u2013' ? '' : td.textContent)));
+  const cells = figure => all('tbody tr', figure).map(row => all('td', row).map(td => td.dataset.v ?? td.dataset.t ?? (td.textContent === '\u2013' ? '' : td.textContent)));
   const quote = text => /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   const csv = figure => figure.querySelector('pre.csv')?.textContent
     ?? [columns(figure).map(c => c.key), ...cells(figure)].map(row => row.map(quote).join(',')).join('\n') + '\n';

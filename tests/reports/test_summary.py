@@ -210,7 +210,7 @@ def test_more_rows_than_twelve_are_folded_below_their_matrix() -> None:
     assert '<details class="quiet" open><summary>12 rows' in few
     assert '<td class="number" data-label="SM8653 pp64+tg16" style="--part:100%">' in few
     many = html_of(made)
-    assert "card table cards matrix" not in many
+    assert "card table cards wide matrix" not in many
     assert '<details class="quiet" open><summary>33 rows' in many
 
 
