@@ -112,7 +112,7 @@ _REMARKABLE = 2.0
 _USUAL, _PATIENCE = 1e-3, 3.0
 """Spells a night, as long and as deep as a change, from which it may be one of them; nights by
 which a change has to outlast a spell, so that e times fewer last as long."""
-_SUDDEN, _NO_NOISE, _EVEN_IF_SUDDEN, _ELSE = 0.08, 2.0, 1, 2
+_SUDDEN, _NO_NOISE = 0.08, 2.0
 """Change for which two nights are enough, or any if the noise is so near its floor; else three."""
 _CALM, _SHARING = 1.5, 0.15
 """Taken off the threshold of a loss where sessions of a night share nothing, and are several; the
@@ -123,10 +123,10 @@ _BATCH = 128
 """Series that are judged together."""
 VISIBLE_IN = 3
 """Nights within which `SeriesJudgement.smallest_loss` would be told."""
-_LOSSES = 1.07 ** np.arange(64)
+_LOSSES = 1.1 ** np.arange(46)
 """Sizes that `SeriesJudgement.smallest_loss` can have, in units of `History.smallest`."""
-_QUANTILE = 1.04
-"""Of the normal distribution: five of six such losses are told in time."""
+_REPLAYED, _CERTAINTY = 60, 5 / 6
+"""Nights under which losses are put, to see which are told; part that has to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +381,7 @@ class _Forecast:
         self.covariance[rows, 0, 0] += self.noise[rows] ** 2 * (_DRIFT**2 + _FOLLOW * wanders)
         residuals, sessions, variance = self.compare(rows, nights)
         noise = self.noise[rows]
-        design = self._design(rows, sessions)
+        design = self.design(rows, sessions)
         each = np.arange(len(rows))
         for slot in range(residuals.shape[1]):
             present, device = self.present[rows, nights, slot], self.devices[rows, nights, slot] + 1
@@ -428,7 +428,7 @@ class _Forecast:
         calm: Floats = np.clip(1 - shared / _SHARING, 0, 1) * np.minimum(self.sessions[rows] - 1, 1)
         return calm
 
-    def _design(self, rows: Ints, sessions: Floats) -> Floats:
+    def design(self, rows: Ints, sessions: Floats) -> Floats:
         """Return the number of sessions of a night that are worth one which shares nothing."""
         correlation = np.clip(self.shared[rows] / self.squares[rows], 0, 1)
         design: Floats = 1 + (sessions - 1) * correlation
@@ -436,7 +436,7 @@ class _Forecast:
 
     def worth(self, rows: Ints, sessions: Floats) -> Floats:
         """Return the number of independent sessions that those of a night are worth."""
-        return sessions / self._design(rows, sessions)
+        return sessions / self.design(rows, sessions)
 
     def _learn(self, rows: Ints, nights: Ints, residuals: Floats) -> None:
         present = self.present[rows, nights]
@@ -458,24 +458,25 @@ class _Forecast:
             spread = np.maximum(_spread(self.residuals[ready]), self.floors[ready])
             self.noise[ready] = spread * (1 + 2 / np.minimum(self.count[ready], _MEMORY))
 
-    def log_ratios(self, rows: Ints, night: int, changes: Floats) -> tuple[Floats, Floats, Floats]:
-        """Compute log-likelihood ratios of each change of level against none, from a night a row.
+    def log_ratios(self, rows: Ints, residuals: Floats, changes: Floats) -> Floats:
+        """Compute log-likelihood ratios of each change of level against none.
+
+        Args:
+            residuals: [rows, sessions]; NaN where there is none.
+            changes: [rows, changes].
 
         Returns:
-            them [rows, slots, changes]; the number of sessions; the forecast's variance in units of
-            the noise's.
+            them [rows, sessions, changes]; 0 without a session.
         """
-        residuals, sessions, variance = self.compare(rows, np.full(len(rows), night))
-        greatest = changes.max(1, keepdims=True)  # what is farther off is at least that
-        residuals = np.clip(residuals, -greatest, greatest)
-        noise, present = self.noise[rows], self.present[rows, night]
+        greatest = np.abs(changes).max(1, keepdims=True)  # what is farther off is at least that
+        noise, missing = self.noise[rows], np.isnan(residuals)
+        residuals = np.clip(np.nan_to_num(residuals), -greatest, greatest)
         kernels = _kernel_estimate(self.residuals[rows] / noise[:, None] / _WIDENING)
         levels = np.concatenate([np.zeros((len(rows), 1)), changes], axis=1)
-        ratios = np.zeros((*residuals.shape, changes.shape[1]))
-        for slot in range(residuals.shape[1]):
-            logs = _log_density((residuals[:, slot, None] - levels) / noise[:, None], kernels)
-            ratios[:, slot] = (logs[:, 1:] - logs[:, :1]) * present[:, slot, None]
-        return ratios, sessions, variance / noise**2
+        z = (residuals[:, :, None] - levels[:, None]) / noise[:, None, None]
+        logs = _log_density(z.reshape(len(rows), -1), kernels).reshape(z.shape)
+        ratios: Floats = np.where(missing[:, :, None], 0, logs[:, :, 1:] - logs[:, :, :1])
+        return ratios
 
     def coarseness(self, rows: Ints) -> Floats:
         """Return the variance of a level's distance from its mean reading, in units of the noise's.
@@ -593,6 +594,7 @@ class _Watch:
         self.lengths = self.forecast.present.any(2).sum(1)
         self.ratios = np.zeros((len(histories), WINDOW, 2 * len(_SIZES)))  # tonight's first
         self.worth = np.zeros((len(histories), WINDOW))
+        self.errors = np.full(table.logs.shape, np.nan)  # of forecasts, but where levels changed
         self.unknown = np.zeros((len(histories), WINDOW))  # worth times the forecast's variance
         self.several = np.array([len(names) > 1 for names in table.names])
         most = max(map(len, table.names))
@@ -617,6 +619,11 @@ class _Watch:
         """Judge all nights."""
         for night in range(int(self.lengths.max())):
             rows = np.flatnonzero(self.lengths > night)
+            if night == MIN_NIGHTS:
+                for row in rows.tolist():
+                    taught = np.arange(self.forecast.first[row], MIN_NIGHTS)
+                    state = self.forecast.state[row]
+                    self.errors[row, taught] = self._deviations(row, taught, state)
             if night < MIN_NIGHTS:
                 rows = rows[self.forecast.first[rows] <= night]
                 self.next[rows] = night
@@ -671,9 +678,8 @@ class _Watch:
         away = self._deviations(row, since, self.forecast.state[row])
         away = away[self._is_of(row, since, places)]
         size = abs(float(away.mean())) if away.size else 0.0
-        no_noise = self.forecast.noise[row] <= _NO_NOISE * self.forecast.floors[row]
-        enough = _EVEN_IF_SUDDEN if size >= _SUDDEN or no_noise else _ELSE
-        if excess[enough:].max() > 0 and not self._is_usual(row, night, nights + 1, size):
+        least = int(self._least_nights(np.array([row]), np.array([size]))[0])
+        if excess[least - 1 :].max() > 0 and not self._is_usual(row, night, nights + 1, size):
             self.spell[row] = None
             self._change(row, night - nights, night, scope, is_loss=is_loss)
         else:
@@ -719,7 +725,11 @@ class _Watch:
         """Compute the evidence for a loss and a gain by nights since it began [series, window]."""
         sizes = np.maximum(self.sizes[rows], _SIZES_OF_NOISE * self.forecast.noise[rows, None])
         changes = np.concatenate([-sizes, sizes], axis=1)
-        ratios, sessions, variance = self.forecast.log_ratios(rows, night, changes)
+        residuals, sessions, variance = self.forecast.compare(rows, np.full(len(rows), night))
+        variance /= self.forecast.noise[rows] ** 2
+        residuals = np.where(self.table.present[rows, night], residuals, np.nan)
+        self.errors[rows, night] = residuals
+        ratios = self.forecast.log_ratios(rows, residuals, changes)
         worth = self.forecast.worth(rows, sessions)
         self.ratios[rows, 1:], self.worth[rows, 1:] = self.ratios[rows, :-1], self.worth[rows, :-1]
         self.ratios[rows, 0] = ratios.sum(1) * (worth / sessions)[:, None]
@@ -818,35 +828,50 @@ class _Watch:
         return measured if is_one else measured[:0]
 
     def _smallest_losses(self) -> Floats:
-        """Find the smallest loss of each series that is told in time, by halving."""
+        """Find the smallest loss of each series that would be told in time.
+
+        It is put under all nights in a row among the newest ones, as they were forecast.
+        """
         forecast, rows = self.forecast, np.arange(len(self.lengths))
-        noise, present = forecast.noise[:, None], ~np.isnan(forecast.residuals)
-        present[:, 0] |= ~present.any(1)
-        z = np.nan_to_num(forecast.residuals) / noise
-        kernels = _kernel_estimate(np.where(present, z, np.nan) / _WIDENING)
-        sizes = np.maximum(self.sizes, _SIZES_OF_NOISE * noise) / noise
-        worth = VISIBLE_IN * forecast.worth(rows, forecast.sessions)
-        level = 1 + worth * forecast.compare(rows, self.lengths - 1)[2] / forecast.noise**2
-        wandering = forecast.correlation(rows)[:, VISIBLE_IN - 1]
-        spread = _QUANTILE * np.sqrt(worth * level * wandering)
-        low, high = np.zeros(len(rows), np.int64), np.full(len(rows), len(_LOSSES) - 1)
-        while (low < high).any():
-            middle = (low + high) // 2
-            lost = z - (self.sizes[:, 0] * _LOSSES[middle])[:, None] / noise
-            lost = np.maximum(lost, -sizes[:, -1:])
-            before, sums = _log_density(lost, kernels), np.empty(sizes.shape)
-            for number, size in enumerate(sizes.T):
-                ratios = _log_density(lost + size[:, None], kernels) - before
-                mean, sd = (f(ratios, axis=1, where=present) for f in (np.mean, np.std))
-                sums[:, number] = (worth * mean - spread * sd) / level / wandering
-            statistic = np.log(np.exp(np.minimum(sums, VISIBLE_IN * _NIGHT_BOUND)).mean(1))
-            visible = statistic > THRESHOLDS[VISIBLE_IN - 1]
-            low, high = (
-                np.where(visible, low, np.minimum(middle + 1, high)),
-                np.where(visible, middle, high),
-            )
-        losses: Floats = -np.expm1(-self.sizes[:, 0] * _LOSSES[low])
+        newest = self.lengths[:, None] - _REPLAYED + np.arange(_REPLAYED)
+        errors = self.errors[rows[:, None], np.maximum(newest, 0)]
+        errors[newest < 0] = np.nan
+        known = ~np.isnan(errors).all(2)
+        windows = known[:, :-2] & known[:, 1:-1] & known[:, 2:]
+        sessions = np.count_nonzero(~np.isnan(errors), axis=2)
+        design = np.maximum(forecast.design(rows[:, None], sessions), 1)
+        variance = forecast.compare(rows, self.lengths - 1)[2] / forecast.noise**2
+        variance = (variance + forecast.coarseness(rows))[:, None]
+        sizes = np.maximum(self.sizes, _SIZES_OF_NOISE * forecast.noise[:, None])
+        calm = _CALM * forecast.calm(rows)[:, None]
+        smallest = np.full(len(rows), np.inf)
+        for loss in self.sizes[:, 0] * _LOSSES[:, None]:
+            lost = errors.reshape(len(rows), -1) - loss[:, None]
+            ratios = forecast.log_ratios(rows, lost, -sizes).reshape(*errors.shape, -1).sum(2)
+            ratios /= design[:, :, None]
+            told = np.zeros(windows.shape, bool)
+            for nights in range(2, VISIBLE_IN + 1):
+                ends = [np.s_[:, k : k + windows.shape[1]] for k in range(nights)]
+                unknown = sum((sessions / design)[end] for end in ends) * variance
+                certain = 1 / (1 + unknown) / forecast.correlation(rows)[:, nights - 1 : nights]
+                parts = [ratios[end] * certain[:, :, None] for end in ends]
+                sums = sum(np.clip(part, -_NIGHT_BOUND, _NIGHT_BOUND) for part in parts)
+                evident = np.log(np.exp(sums).mean(2)) > THRESHOLDS[nights - 1] - calm
+                told |= evident & (self._least_nights(rows, loss) <= nights)[:, None]
+            visible = (told & windows).sum(1) >= _CERTAINTY * np.maximum(windows.sum(1), 1)
+            for row in np.flatnonzero(visible & np.isinf(smallest)).tolist():
+                if not self._is_usual(row, int(self.lengths[row]), VISIBLE_IN, loss[row]):
+                    smallest[row] = loss[row]
+            if np.isfinite(smallest).all():
+                break
+        losses: Floats = -np.expm1(-np.minimum(smallest, loss))
         return losses
+
+    def _least_nights(self, rows: Ints, sizes: Floats) -> Ints:
+        """Return how many nights it takes to tell a change of a size."""
+        no_noise = self.forecast.noise[rows] <= _NO_NOISE * self.forecast.floors[rows]
+        least: Ints = np.where((sizes >= _SUDDEN) | no_noise, 2, 3)
+        return least
 
     def _change(self, row: int, began: int, night: int, scope: Ints, *, is_loss: bool) -> None:
         """Keep a change, and go on from the new level, or the new offsets of its devices."""
@@ -863,6 +888,7 @@ class _Watch:
         forecast.covariance[row, places, places] += max(_JUMP_SD, abs(jump)) ** 2
         for late in nights:
             forecast.take_in(one, np.array([late]), learn=False)
+        self.errors[row, nights] = np.nan
         self.next[row], self.began[row] = night + 1, began
         shift = float((forecast.state[row, places] - state[places]).mean())
         if (last := self.last[row]) is not None:

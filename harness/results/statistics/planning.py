@@ -1,17 +1,17 @@
 """Plan of a series: how many sessions a night would show a loss in time, by simulation.
 
-Copies of the series with so many sessions every night end with the loss, and are judged as the
-series is. Their noise is its own: runs of nights keep the deviations that nights in a row had, as
-far as these are more than those of their sessions, and each session has one that a session had
-within its night. Where nights have one session each, what those of a night would share is not
-known, and the plan takes it for nothing.
+Copies of the series with so many sessions every night have to say of themselves that they would
+show the loss (`SeriesJudgement.smallest_loss`); the series itself says so for the number that it
+has. Their noise is its own: runs of nights keep the deviations that nights in a row had, as far as
+these are more than those of their sessions, and each session has one that a session had within its
+night. Where nights have one session each, what those of a night would share is not known, and the
+plan takes it for nothing.
 """
 
 import numpy as np
 
 from harness.results.statistics.changes import (
     MIN_NIGHTS,
-    VISIBLE_IN,
     Floats,
     History,
     Ints,
@@ -20,9 +20,7 @@ from harness.results.statistics.changes import (
 
 SESSIONS = (1, 2, 3, 4, 6, 8, 12)
 """Sessions a night that are tried."""
-CERTAINTY = 5 / 6
-"""Part of the copies in which the loss has to be told."""
-_COPIES, _NIGHTS = 48, 30
+_COPIES, _NIGHTS = 15, 68
 _RUN = 4
 """Nights in a row that are taken together."""
 
@@ -47,14 +45,16 @@ def plan_sessions(history: History, loss: float, *, seed: int = 0) -> int | None
     within = logs - np.repeat(between, counts)
     shared, own = _split(between - between.mean(), within, counts)
     random = np.random.default_rng(seed)
-    lost = np.log1p(-loss if history.higher_is_better else loss)
+    lost = loss if history.higher_is_better else loss / (1 + loss)
+    now, (judged,) = round(len(logs) / len(nights)), judge_all([history])
+    shows = judged.smallest_loss is not None and judged.smallest_loss <= lost
     for sessions in SESSIONS:
-        copies = [_simulate(history, lost, sessions, shared, own, random) for _ in range(_COPIES)]
-        told = [
-            any(change.is_loss and change.found >= _NIGHTS for change in judged.changes)
-            for judged in judge_all(copies)
-        ]
-        if np.mean(told) >= CERTAINTY:
+        if sessions == now and shows:
+            return sessions
+        if sessions <= now and not shows:
+            continue
+        copies = [_simulate(history, sessions, shared, own, random) for _ in range(_COPIES)]
+        if np.median([one.smallest_loss or 1.0 for one in judge_all(copies)]) <= lost:
             return sessions
     return None
 
@@ -62,33 +62,29 @@ def plan_sessions(history: History, loss: float, *, seed: int = 0) -> int | None
 def _split(between: Floats, within: Floats, counts: Ints) -> tuple[Floats, Floats]:
     """Return the deviations that sessions of a night share, and those that they do not.
 
-    What nights vary beyond their sessions is shared, but for one standard error of chance.
+    What nights vary beyond their sessions is shared.
     """
     freedom = len(within) - len(between)
     if freedom < len(between) / 2:
         return np.zeros_like(between), between
     variance, own = float(np.var(between)), float(np.sum(within**2)) / freedom
-    chance = 1 + np.sqrt(2 / len(between) + 2 / freedom)
-    own_part = own * float(np.mean(1 / counts)) * chance / variance if variance else 1.0
+    own_part = own * float(np.mean(1 / counts)) / variance if variance else 1.0
     part = max(0.0, 1 - own_part)
     return between * np.sqrt(part), within * np.sqrt(len(within) / freedom)
 
 
 def _simulate(
-    history: History, lost: float, sessions: int,
-    shared: Floats, own: Floats, random: np.random.Generator,
-) -> History:  # fmt: skip
-    """Return a history of the same noise, with a loss in its last nights."""
-    nights = _NIGHTS + VISIBLE_IN
-    begins = random.integers(0, len(shared), -(-nights // _RUN))
-    of_night = np.concatenate([np.roll(shared, -begin)[:_RUN] for begin in begins])[:nights]
-    of_night[_NIGHTS:] += lost
-    logs = np.repeat(of_night, sessions) + random.choice(own, nights * sessions)
+    history: History, sessions: int, shared: Floats, own: Floats, random: np.random.Generator
+) -> History:
+    """Return a history of the same noise."""
+    begins = random.integers(0, len(shared), _NIGHTS // _RUN)
+    of_night = np.concatenate([np.roll(shared, -begin)[:_RUN] for begin in begins])
+    logs = np.repeat(of_night, sessions) + random.choice(own, _NIGHTS * sessions)
     devices = list(dict.fromkeys(history.devices))
     return History(
         values=np.exp(logs).tolist(),
-        nights=np.repeat(np.arange(nights), sessions).tolist(),
-        devices=[devices[n % len(devices)] for n in range(nights * sessions)],
+        nights=np.repeat(np.arange(_NIGHTS), sessions).tolist(),
+        devices=[devices[n % len(devices)] for n in range(_NIGHTS * sessions)],
         higher_is_better=history.higher_is_better,
         smallest=history.smallest,
     )

@@ -65,9 +65,9 @@ def test_a_history_shows_its_changes(qnnfarm: Run, nights: None) -> None:
 
 def test_a_history_says_what_it_cannot_see(qnnfarm: Run, nights: None) -> None:
     shown = qnnfarm("history", "decode").stdout
-    assert "A loss under 3.6% would not be seen in 3 nights" in shown
+    assert "A loss under 3.2% would not be seen in 3 nights" in shown
     (series,) = json.loads(qnnfarm("history", "decode", "--json").stdout)
-    assert series["smallest_loss"] == pytest.approx(0.0364, abs=1e-3)
+    assert series["smallest_loss"] == pytest.approx(0.0325, abs=1e-3)
 
 
 def test_a_history_says_what_it_takes_to_see_a_loss(qnnfarm: Run, tmp_path: Path) -> None:

@@ -74,6 +74,22 @@ def test_a_series_says_which_losses_it_shows_in_three_nights(noise: float, sessi
     assert 30 <= sum(told) <= 40
 
 
+def test_a_second_mode_hides_no_loss_that_is_unlike_it() -> None:
+    """One session of seven is 10 % slower: 3 % is told soon, and so it is said."""
+
+    def skewed(seed: int, *, lost: float = 0.0) -> History:
+        random = np.random.default_rng(seed)
+        logs = np.log(50) + random.normal(0, 0.005, (63 if lost else 60, 2))
+        logs += np.log(0.9) * (random.random(logs.shape) < 0.15)
+        logs[60:] += np.log1p(-lost)
+        return history(np.exp(logs).tolist())
+
+    told = detect_all([skewed(seed, lost=0.03) for seed in range(20)])
+    assert sum(any(c.is_loss and c.found >= 60 for c in found) for found in told) >= 17
+    said = [one.smallest_loss or 1.0 for one in judge_all([skewed(seed) for seed in range(20)])]
+    assert np.median(said) < 0.045
+
+
 def test_noisier_series_promise_less() -> None:
     quiet, noisier, loud = judge_all(
         [history(noisy([50.0] * 60, noise=noise)) for noise in (0.005, 0.03, 0.1)]

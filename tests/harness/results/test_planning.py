@@ -27,11 +27,12 @@ def part_told(sessions: int, noise: float) -> float:
 
 
 def test_as_many_sessions_as_planned_show_the_loss() -> None:
-    planned = plan_sessions(series(0, 2, noise=0.015), LOSS)
+    plans = [plan_sessions(series(seed, 2, noise=0.015), LOSS) or 99 for seed in range(5)]
+    planned = sorted(plans)[2]
     assert planned in SESSIONS
     assert part_told(planned, 0.015) >= 0.7
     fewer = SESSIONS[max(0, SESSIONS.index(planned) - 2)]
-    assert part_told(fewer, 0.015) < 0.9
+    assert part_told(fewer, 0.015) < 5 / 6
 
 
 @pytest.mark.parametrize(
