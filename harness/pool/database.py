@@ -43,6 +43,9 @@ FORMAT = 10
 _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
 _AWAY_S = 0.2
+_FIRST_S = 5.0
+"""So long may a server refuse connections that this process never reached."""
+_COMES = "the database system is starting up", "the database system is shutting down"
 _LONGEST_TRY_S = 10.0
 """A longer time between two tries is none of the server: this process was stopped, or slept."""
 _STOPPED_S = 5
@@ -214,7 +217,7 @@ class Database:
             except _LostServerError as error:
                 before, self._failed_at = self._failed_at, time.monotonic()
                 self._away_s += min(self._failed_at - before, _LONGEST_TRY_S) if before else 0.0
-                if self._away_s > _BUSY_S:
+                if self._away_s > (_BUSY_S if self._was_there else _FIRST_S):
                     raise LedgerError(self.location, str(error)) from None
                 time.sleep(_AWAY_S)
 
@@ -365,7 +368,9 @@ class Database:
                 raise _BusyServerError from None
             if isinstance(error, DBAPIError) and self.path is None and is_lost(error):
                 self._drop()
-                if self._was_there:
+                text = str(cause)
+                self._was_there |= any(words in text for words in _COMES)
+                if self._was_there or "refused" in text:
                     raise _LostServerError(first_line(cause)) from None
             raise self._error(cause) from None
 

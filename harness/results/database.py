@@ -437,7 +437,7 @@ def make_server_engine(
     """
     try:
         # What has no password cannot show it.
-        engine = sqlalchemy.create_engine(_told(url), poolclass=NullPool)
+        engine = sqlalchemy.create_engine(_told(url), poolclass=NullPool, pool_reset_on_return=None)
     except ImportError as error:
         reason = "PostgreSQL's driver is not installed: pip install 'qnnfarm[postgresql]'"
         raise StoreUnavailableError(shown_url(url), reason) from error

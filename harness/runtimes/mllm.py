@@ -46,6 +46,7 @@ from harness.runtimes.tokenizer import encode, load_tokenizer
 
 _TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 """Chat template of the runner of Qwen 3."""
+_LARGEST_ANSWER = 16 << 20
 _ENDS = ("<|im_end|>", "<|endoftext|>")
 _ASKS = b"Prompt text (or 'exit/quit'): "
 _COLORS = rb"(?:\x1b\[[0-9;]*m)*"
@@ -165,7 +166,7 @@ class MllmDialog(MllmRuntime):
         timeout_s = self.limit_s()
         with self.sampling() as samples:
             outcome = folder.run(command, name=self.runner(type(self)), timeout_s=timeout_s)
-        output = folder.pull(_OUTPUT)
+        output = folder.pull(_OUTPUT, _LARGEST_ANSWER)
         try:
             answer = parse_answer(output, folder.read(_CLOCK))
         except ValueError as error:

@@ -186,11 +186,20 @@ class RunFolder:
         command = ["tail", "-c", str(most), f"{self.deployment.run_dir}/run.log"]
         return self.device.shell(command, check=False).stdout
 
-    def pull(self, name: str) -> bytes:
-        """Read a binary file of the folder, as large as it is."""
+    def pull(self, name: str, most: int) -> bytes:
+        """Read a binary file of the folder, of at most so many bytes."""
+        received = 0
+
+        def count(size: int) -> None:
+            nonlocal received
+            received += size
+            if received > most:  # a device may send without end
+                reason = f"the runner left more than {most} bytes in {name}"
+                raise RuntimeOutputError(self.device.serial, reason)
+
         with tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
             local = Path(scratch) / name
-            self.device.pull(f"{self.deployment.run_dir}/{name}", local)
+            self.device.pull(f"{self.deployment.run_dir}/{name}", local, on_progress=count)
             return local.read_bytes()
 
     def read(self, name: str) -> str:

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import resource
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import parse_qs
 
 from anyio import to_thread
@@ -22,6 +24,7 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from buildlib.error_base import QnnfarmError
 from harness.errors import NotStoredError, UnknownMemberError
@@ -41,6 +44,9 @@ _INTERVAL_S = 0.5
 _KEEP_ALIVE_S = 15.0
 _MOST_LISTENERS = 1000
 _LONGEST_BODY = 4096
+_SILENT_S = 10.0
+"""So long a request may take to arrive."""
+_MOST_CONNECTIONS = 500
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -278,14 +284,47 @@ _ACTIONS: Mapping[str, Action] = {
 
 
 async def _form(request: Request) -> Form:
-    """Read a small form; one that is too large is empty."""
+    """Read a small form; one that is too large, too slow, or of too many fields is empty."""
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _LONGEST_BODY:
-            return {}
-    fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=10)
+    try:
+        async with asyncio.timeout(_SILENT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > _LONGEST_BODY:
+                    return {}
+        fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=10)
+    except (ValueError, TimeoutError):
+        return {}
     return {name: values[-1] for name, values in fields.items()}
+
+
+def most_connections() -> int:
+    """Return how many connections the page takes at once: at most half of its descriptors."""
+    return min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that is closed where its first request does not come, or too many are open."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        if len(self.connections) > most_connections():
+            transport.abort()
+        self._timer = self.loop.call_later(_SILENT_S, self._close_silent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _close_silent(self) -> None:
+        cycle: Any = self.cycle
+        if cycle is None:
+            self.transport.abort()
 
 
 class _Headers:

@@ -65,7 +65,7 @@ def serve(
         import uvicorn
 
         from reports.lab.access import Access, read_tokens
-        from reports.lab.app import make_app
+        from reports.lab.app import BoundedConnection, make_app, most_connections
         from reports.lab.board import BoardReader
     except ImportError as error:
         reason = f"`qnnfarm serve` needs {error.name}: pip install 'qnnfarm[lab]'"
@@ -83,7 +83,8 @@ def serve(
         reader = BoardReader(Pool.open(pool, probe=False, on_progress=print_remark), db)
         app = make_app(reader, access, hosts, lambda: server.should_exit)
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False,
+            app, http=BoundedConnection, limit_concurrency=most_connections(),
+            log_level="warning", access_log=False, server_header=False,
             forwarded_allow_ips="*" if unix_socket else "127.0.0.1", timeout_graceful_shutdown=5,
         )  # fmt: skip
         server = uvicorn.Server(config)

@@ -1,5 +1,6 @@
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,27 @@ def put(folder: Path, data: bytes) -> str:
     digest = hashlib.sha256(data).hexdigest()
     (folder / digest).write_bytes(data)
     return digest
+
+
+@pytest.mark.parametrize(("mark", "end"), [("*", ""), (" ", "\\r"), ("*", "\\r")])
+def test_hashes_of_other_spellings_are_the_same(device: DeviceShell, mark: str, end: str) -> None:
+    """Upper case, a mark for binary files, and lines that end with CRLF."""
+    script = (
+        '(real "$@") | while read -r hash file; do '
+        f'printf \'%s {mark}%s{end}\\n\' "$(echo $hash | /usr/bin/tr a-f A-F)" "$file"; done'
+    )
+    odd = device.with_tool("sha256sum", script)
+    good = put(odd.work_root / "store", b"good")
+    done = odd.run("verify.sh", odd.work_root, stdin=f"{good} 4\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"ok {good}" in done.stdout
+
+
+def test_free_space_of_lines_that_end_with_crlf_is_found(device: DeviceShell) -> None:
+    script = '(real "$@") | while read -r line; do printf \'%s\\r\\n\' "$line"; done'
+    odd = device.with_tool("df", script)
+    said = odd.run("evict.sh", odd.work_root, "1", "-").stdout
+    assert re.search(r"^free_kb=[1-9][0-9]+$", said, re.MULTILINE)
 
 
 def test_setup_makes_and_describes_the_work_root(device: DeviceShell, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import uvicorn
 
 from harness.pool.pool import Pool
 from reports.lab.access import Access
-from reports.lab.app import make_app
+from reports.lab.app import BoundedConnection, make_app
 from reports.lab.board import BoardReader
 
 
@@ -67,7 +67,7 @@ def serving(pool_file: Path, results: Path | str, access: Access) -> Iterator[Cl
     opened = socket.create_server(("127.0.0.1", 0))
     reader = BoardReader(Pool.open(pool_file, probe=False), str(results))
     app = make_app(reader, access, ["127.0.0.1"], lambda: server.should_exit)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(app, http=BoundedConnection, log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     thread.start()
     try:

@@ -27,6 +27,7 @@ from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
 from harness.virtual_device import manager
 from reports.errors import ReportError
+from reports.lab import app
 from reports.lab.access import Access, is_same_origin, read_tokens
 from reports.lab.board import Board
 from reports.lab.metrics import render_metrics
@@ -85,6 +86,23 @@ def lab(folder: Path, running: Run) -> Iterator[Client]:
         (folder / "tokens").chmod(0o600)
         with serving(folder / "pool.yaml", results, Access(read_tokens(folder / "tokens"))) as lab:
             yield lab
+
+
+def test_silent_connections_and_odd_forms_end_nothing(
+    lab: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_SILENT_S", 0.5)
+    monkeypatch.setattr(app, "_MOST_CONNECTIONS", 5)
+    silent = [socket.create_connection(("127.0.0.1", lab.port), timeout=20) for _ in range(30)]
+    for one in silent:
+        with suppress(OSError):
+            one.sendall(b"GET / HTTP/1.1\r\nHost: ")
+    for one in silent:
+        with closing(one), suppress(ConnectionError):
+            assert one.recv(100) == b"", "it is closed"
+    assert lab.get().status == 200
+    fields = {f"field{number}": "x" for number in range(11)}
+    assert lab.post("/sign-in", {}, **fields).status == 403
 
 
 def test_page_shows_devices_and_what_runs(lab: Client, running: Run) -> None:

@@ -78,7 +78,7 @@ class StepRun:
     def _read(self, steps: Sequence[int], step_bytes: int) -> "list[npt.NDArray[np.float32]]":
         import numpy as np
 
-        data = self.folder.pull(_OUTPUT)
+        data = self.folder.pull(_OUTPUT, sum(steps) * step_bytes)
         if len(data) != sum(steps) * step_bytes:
             raise self._odd(f"{len(data)} bytes of logits for {sum(steps)} steps")
         values = np.frombuffer(data, "<f4").astype(np.float32)

@@ -26,6 +26,8 @@ _TRACE = "trace.json"
 _MICROSECONDS = 1e-6
 _FLOAT_BYTES = 4
 _MOST_VALUES = 1 << 28
+_MORE_BYTES = 64 << 20
+"""So much an unfinished process may write while its vectors are read."""
 
 _Size = Annotated[int, Field(ge=1, le=_MOST_VALUES)]
 
@@ -116,7 +118,8 @@ class EncoderRun:
         profile = self.folder.read(PROFILE)
         init_s, seconds = self._times(profile)
         width = config.embedding.context.embed_size
-        data = self.folder.pull(OUTPUT)
+        most = config.embedding.context.ctx_size * width * _FLOAT_BYTES
+        data = self.folder.pull(OUTPUT, most)
         rows, rest = divmod(len(data), _FLOAT_BYTES * width)
         if rest or not rows:
             raise self._odd(f"{len(data)} bytes, no rows of {width} values")
@@ -152,8 +155,8 @@ class EncoderRun:
             texts = [_Embedded.model_validate_json(line) for line in lines]
         except ValidationError as error:
             raise self._odd(f"unreadable summary: {first_fault(error, _Embedded)}") from error
-        data = self.folder.pull(OUTPUT)
         sizes = [_FLOAT_BYTES * math.prod(text.shape) for text in texts]
+        data = self.folder.pull(OUTPUT, sum(sizes) + _MORE_BYTES)
         if len(data) < sum(sizes):
             raise self._odd(f"{len(data)} bytes of embeddings, not {sum(sizes)}")
         ends = list(itertools.accumulate(sizes))

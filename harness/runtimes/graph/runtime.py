@@ -66,6 +66,7 @@ _SCRIPTS = (
 )  # fmt: skip
 _CONFIG, _OUTPUT, _TRACE = "query_config.json", "output.txt", "trace.json"
 _DUMP = "tensors.bin"
+_LARGEST_DUMP = 2 << 30
 
 
 def plain_config(settings: DialogSettings, container: GenAIContainer) -> GenieConfig:
@@ -186,7 +187,9 @@ class GraphRuntime(ContainerRuntime):
         config = framed(plain_config(request.settings, self._container), request.framing)
         bos = config.dialog.context.bos_token
         tokens = [*([bos] if bos >= 0 else []), *prompt, *(result.token_ids or ())]
-        return result, parse_dump(self.folder().pull(_DUMP), tokens, self.device.serial)
+        return result, parse_dump(
+            self.folder().pull(_DUMP, _LARGEST_DUMP), tokens, self.device.serial
+        )
 
     def _answer(self, request: GenerationRequest, options: Sequence[str]) -> GenerationResult:
         if request.embeddings is not None:

@@ -1,6 +1,8 @@
 import itertools
 import sqlite3
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from harness.pool.schema import devices
 from harness.pool.states import Event
 from harness.results.database import WRITES
 from tests.clock import ManualClock
+from tests.conftest import NewPostgresqlServer
 from tests.harness.pool.conftest import TTL_S, Bench, on_each_database, process
 from tests.waiting import wait_for
 
@@ -636,8 +639,8 @@ def test_a_process_that_was_stopped_waits_for_a_server_as_long_as_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, tries = ManualClock(), itertools.count(1)
-    time = SimpleNamespace(monotonic=clock.boottime, sleep=clock.sleep)
-    monkeypatch.setattr("harness.pool.database.time", time)
+    own_time = SimpleNamespace(monotonic=clock.boottime, sleep=clock.sleep)
+    monkeypatch.setattr("harness.pool.database.time", own_time)
 
     def transact(*_: object, **__: object) -> str:
         number = next(tries)
@@ -649,9 +652,23 @@ def test_a_process_that_was_stopped_waits_for_a_server_as_long_as_any_other(
 
     with closing(Database("postgresql+psycopg://ann@127.0.0.1:1/lab")) as database:
         monkeypatch.setattr(database, "_transact", transact)
+        database._was_there = True
         assert database.read(str) == "read"
         with pytest.raises(LedgerError, match="the server is starting"):
             database.read(str)
+
+
+def test_process_that_begins_while_the_server_restarts_waits_for_it(
+    new_postgresql_server: NewPostgresqlServer,
+) -> None:
+    with new_postgresql_server() as server, ThreadPoolExecutor(1) as threads:
+        server.stop()
+        with closing(Database(server.url("postgres"))) as database:
+            answer = threads.submit(database.read, str)
+            time.sleep(0.5)
+            assert not answer.done()
+            server.start()
+            assert answer.result(60)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from harness.deploy.store import DISK_FULL
 from harness.devices.base import CommandResult
+from harness.devices.device import Device
+from harness.devices.local import LocalTransport
 from harness.errors import DeviceFullError, RunnerError, RuntimeOutputError
 from harness.runtimes.base import GenerationResult
 from harness.runtimes.genie.output import (
@@ -25,7 +28,6 @@ from harness.workloads.base import check_length
 
 if TYPE_CHECKING:
     from harness.deploy.deployment import Deployment
-    from harness.devices.device import Device
 
 LINE = (
     "qnnfarm-run exit=137 signal=9 timed_out=1 peak_rss_kb=2048 peak_anon_kb=512 "
@@ -180,6 +182,15 @@ def test_generated_text_survives_whatever_the_model_says(text: str) -> None:
 def test_output_without_marks_is_a_typed_error(output: str) -> None:
     with pytest.raises(RuntimeOutputError):
         generated_text(output, "serial")
+
+
+def test_file_that_is_larger_than_expected_is_the_devices_fault(tmp_path: Path) -> None:
+    (tmp_path / "logits.raw").write_bytes(bytes(3 << 20))
+    deployment = cast("Deployment", SimpleNamespace(run_dir=str(tmp_path)))
+    folder = RunFolder(Device(LocalTransport()), deployment)
+    assert len(folder.pull("logits.raw", 3 << 20)) == 3 << 20
+    with pytest.raises(RuntimeOutputError, match=r"more than 1000 bytes in logits\.raw"):
+        folder.pull("logits.raw", 1000)
 
 
 def test_a_run_that_finds_no_space_says_that_the_device_is_full() -> None:

@@ -65,7 +65,8 @@ class Folder:
     def read(self, name: str) -> str:
         return self.files[name]
 
-    def pull(self, _name: str) -> bytes:
+    def pull(self, _name: str, most: int) -> bytes:
+        assert most >= len(self.output)
         return self.output
 
 
