@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from harness.results.history import LEVEL_NIGHTS
 from harness.results.statistics.changes import History, SeriesJudgement, judge_all
-from reports.changes import half_width
+from harness.results.statistics.medians import half_width
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {

@@ -17,19 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.results.alerts import UNSETTLED, Alert, by_series
-from harness.results.history import LEVEL_NIGHTS, MeasuredNight, Series
+from harness.results.history import LEVEL_NIGHTS, MeasuredNight, Series, night_logs
 from harness.results.metrics import Direction
 from harness.results.perplexity import PERPLEXITY
 from harness.results.statistics.changes import MIN_NIGHTS
 from harness.results.statistics.changes import Change as Level
+from harness.results.statistics.medians import half_width
 from harness.results.verdicts import Verdict, allowed_loss, judge
 
 MOST_BEFORE = 20
-MIN_BEFORE = 3
-"""Fewer nights before say nothing about how much nights differ."""
-CONFIDENCE = 0.95
-_CAUTION = 5.0
-"""Times that nights vary together more than was seen: a few cannot show slow movements."""
 SPARK_POINTS = 30
 _SOON = "one night is not enough, the next one will tell"
 NEWEST = 14
@@ -197,7 +193,7 @@ def _compare(
     alert: Alert | None = None,
 ) -> ShownChange:
     was = statistics.median(math.log(night.mean) for night in past)
-    before, since = _night_logs(past, present)
+    before, since = night_logs(past, present)
     if ratio is None:
         ratio = math.exp(statistics.median(since) - statistics.median(before))
     half = half_width(before, since, series.wandering, series.unit)
@@ -213,80 +209,3 @@ def _compare(
         present[0],
         alert,
     )
-
-
-def _night_logs(
-    past: Sequence[MeasuredNight], present: Sequence[MeasuredNight]
-) -> tuple[list[float], list[float]]:
-    """Return the logarithm of each night, less the level that each of its devices had in the past.
-
-    Without a device that has one, the present has the night's own mean less that of the past.
-    """
-    logs: dict[str, list[float]] = {}
-    for session in (session for night in past for session in night.sessions):
-        logs.setdefault(session.run.device.serial, []).append(math.log(session.value))
-    levels = {serial: statistics.median(some) for serial, some in logs.items()}
-    level = statistics.median(math.log(night.mean) for night in past)
-
-    def deviation(night: MeasuredNight) -> float:
-        known = [
-            math.log(session.value) - levels[session.run.device.serial]
-            for session in night.sessions
-            if session.run.device.serial in levels
-        ]
-        return statistics.fmean(known) if known else math.log(night.mean) - level
-
-    return [deviation(night) for night in past], [deviation(night) for night in present]
-
-
-def half_width(
-    before: Sequence[float], since: Sequence[float], wandering: Sequence[float], unit: float = 0.0
-) -> float | None:
-    """Compute half of the interval around the difference of the medians of two stretches of nights.
-
-    Student's t, with nights that go together worth fewer independent ones (effective sample size).
-    The variance of a median is the greater one of that of normal values with the spread of both
-    sides, and of the side's own by its ranks (J. W. McKean and R. M. Schrader, Communications in
-    Statistics B 13, 1984), which sees two modes.
-
-    Args:
-        before, since: logarithms of nights.
-        unit, wandering: as `SeriesJudgement` has them. Each level may be off by half a unit.
-    """
-    if len(before) < MIN_BEFORE:
-        return None
-    from scipy.special import stdtrit  # Student's t of `scipy.stats`, which takes a second to load
-
-    sides = [side for side in (before, since) if len(side) > 1]
-    inflation = {len(side): _inflation(len(side), wandering) for side in (before, since)}
-    squares = math.fsum(statistics.pvariance(side) * len(side) for side in sides)
-    freedom = max(len(before) - inflation[len(before)], 1.0)
-    freedom += max(len(since) - inflation[len(since)], 0.0)
-    variance = math.fsum(
-        inflation[len(side)] * _variance_of_median(side, squares / freedom)
-        for side in (before, since)
-    )
-    variance += unit**2 / 6
-    worth = math.fsum(len(side) / inflation[len(side)] for side in (before, since))
-    quantile = float(stdtrit(max(worth - 2, 2.0), (1 + CONFIDENCE) / 2))
-    return quantile * math.sqrt(variance)
-
-
-def _variance_of_median(side: Sequence[float], variance: float) -> float:
-    """Return the variance of the median of independent nights.
-
-    Args:
-        variance: of a night.
-    """
-    count, in_order = len(side), sorted(side)
-    if count < 3:
-        return variance / count
-    rank = max(round((count + 1) / 2 - math.sqrt(count)), 1)
-    by_ranks = (in_order[-rank] - in_order[rank - 1]) / 4
-    return max(math.pi / 2 * variance / count, by_ranks**2)
-
-
-def _inflation(nights: int, wandering: Sequence[float]) -> float:
-    """Return how many nights are worth one independent night: more than was seen of them so far."""
-    seen = wandering[min(nights, len(wandering)) - 1] - 1
-    return 1 + _CAUTION * seen * math.sqrt(max(1.0, nights / len(wandering)))

@@ -14,6 +14,7 @@ from typing import Literal
 from harness.results.alerts import Alert, group_alerts
 from harness.results.gate import Gate
 from harness.results.gate_formats import cells_of, sides, summarize
+from harness.results.history import describe_drifts
 from harness.results.records import Run
 from harness.results.turnover import find_turnover
 from harness.results.verdicts import Verdict
@@ -56,6 +57,7 @@ def judge_page(results: Results, sections: Sequence[Section]) -> Headline:
     lines = [*(_describe_gate(gate) if gate else ()), *_describe(worse), *lost[:MOST_NAMED]]
     lines += [f"Doubtful output: {row.name} on {row.subject.place}" for row in wrong[:MOST_NAMED]]
     lines += [*_others(changes), *_describe_suspects(suspects)]
+    lines += describe_drifts(results.series)[:MOST_NAMED]
     lines += find_turnover(results.series)[:MOST_NAMED]
     parts = [f"Against {gate.reference}: {summarize(gate)}"] if gate else []
     counts = {

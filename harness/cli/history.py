@@ -1,5 +1,6 @@
 """`qnnfarm history`: a metric night by night, with the changes of its level."""
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -7,7 +8,14 @@ import typer
 from harness.cli.arguments import Database, Json, Since
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
-from harness.results.history import MeasuredNight, Series, SeriesFilter, plan_series, read_series
+from harness.results.history import (
+    Drift,
+    MeasuredNight,
+    Series,
+    SeriesFilter,
+    plan_series,
+    read_series,
+)
 from harness.results.metrics import find_key
 from harness.results.statistics.changes import VISIBLE_IN, Change
 from harness.results.statistics.planning import SESSIONS
@@ -101,6 +109,8 @@ def _print_series(series: Series, newest: int) -> None:
     )
     if series.sensitivity:
         out.print(f"{series.sensitivity[0].upper()}{series.sensitivity[1:]}")
+    for drift in series.drifts:
+        out.print(f"{drift}{'' if drift.is_change else ', within noise'}")
     first = max(len(series.nights) - newest, 0)
     nights = series.nights[first:]
     changes = {change.night: change for change in (*series.refuted, *series.changes)}
@@ -179,8 +189,20 @@ def _to_json(series: Series) -> dict[str, Any]:
         ],
         "apart": [_night_to_json(night) for night in series.apart],
         "smallest_loss": series.smallest_loss,
+        "drifts": [_drift_to_json(drift) for drift in series.drifts],
         "changes": [_change_to_json(series, change) for change in series.changes],
         "refuted": [_change_to_json(series, change) for change in series.refuted],
+    }
+
+
+def _drift_to_json(drift: Drift) -> dict[str, Any]:
+    return {
+        "days": drift.days,
+        "ratio": drift.ratio,
+        "low": drift.ratio * math.exp(-drift.half),
+        "high": drift.ratio * math.exp(drift.half),
+        "told": drift.told,
+        "is_change": drift.is_change,
     }
 
 

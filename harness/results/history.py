@@ -15,7 +15,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -50,13 +50,18 @@ from harness.results.statistics.changes import (
     SeriesJudgement,
     judge_all,
 )
+from harness.results.statistics.medians import MIN_BEFORE, go_together, half_width
 from harness.results.statistics.planning import plan_sessions
 from harness.results.store import ResultsStore
 from harness.results.verdicts import PERPLEXITY_THRESHOLD
-from harness.words import soc_label
+from harness.words import percent, soc_label
 
 LEVEL_NIGHTS = 14
 """Nights next to a change that give the levels before and since."""
+AGES = (30, 90, 365)
+"""Days ago that the present is held against."""
+_BEYOND = 1.5
+"""Half widths of an interval beyond which a slow change is no noise."""
 _SUBJECTS_AT_ONCE = 40
 _SMALLEST: Mapping[str, float] = {PERPLEXITY: PERPLEXITY_THRESHOLD}
 """Metrics without noise, in which smaller changes count."""
@@ -116,6 +121,45 @@ class MeasuredNight:
         return math.fsum(session.value for session in self.sessions) / len(self.sessions)
 
 
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The change of a level since some time ago, as a slow ramp makes it.
+
+    Attributes:
+        ratio: the newest nights over those about so many days ago, each device against itself.
+        half: of the interval, of the logarithm.
+        told: ratio of the changes of level that were told since.
+    """
+
+    metric: Metric
+    days: int
+    ratio: float
+    half: float
+    told: float
+
+    def __str__(self) -> str:
+        told = f", {percent(self.told - 1)} of it told" if self.told != 1 else ""
+        width = math.expm1(self.half)
+        return f"{percent(self.ratio - 1)} ± {width:.1%} against {self.days} days ago{told}"
+
+    @property
+    def is_change(self) -> bool:
+        """True where it is beyond noise, and counts."""
+        return self._counts(self.ratio)
+
+    @property
+    def is_untold(self) -> bool:
+        """True for a loss of which a part beyond noise was never told."""
+        rest = self.ratio / self.told
+        is_loss = self.metric.gain(self.ratio) < 0 and self.metric.gain(rest) < 0
+        return is_loss and self.is_change and self._counts(rest)
+
+    def _counts(self, ratio: float) -> bool:
+        is_beyond = abs(math.log(ratio)) > _BEYOND * self.half
+        least = _SMALLEST.get(self.metric.key, SMALLEST)
+        return is_beyond and abs(self.metric.gain(ratio)) > least
+
+
 @dataclass(frozen=True)
 class Series:
     """One history with its changes.
@@ -127,6 +171,7 @@ class Series:
         apart: nights of commits off the branch, which are not judged (`nights.find_strays`).
         smallest_loss: the smallest one that would be told in time, as `SeriesJudgement` has it.
         unit, wandering: as `SeriesJudgement` has them.
+        drifts: of the whole history against `AGES`.
     """
 
     subject: str
@@ -138,6 +183,7 @@ class Series:
     smallest_loss: float | None = None
     unit: float = 0.0
     wandering: tuple[float, ...] = (1.0,)
+    drifts: tuple[Drift, ...] = ()
 
     @property
     def id(self) -> str:
@@ -417,7 +463,7 @@ def _with_changes(series: Series, judged: SeriesJudgement) -> Series:
         for change in judged.changes
         if change.refuted is None and abs(series.metric.gain(change.ratio)) > least
     ]
-    return replace(
+    series = replace(
         series,
         changes=tuple(replace(one, ratio=_ratio(series, one, standing)) for one in standing),
         refuted=tuple(change for change in judged.changes if change.refuted is not None),
@@ -425,6 +471,7 @@ def _with_changes(series: Series, judged: SeriesJudgement) -> Series:
         unit=judged.unit,
         wandering=judged.wandering,
     )
+    return replace(series, drifts=tuple(_drifts(series)))
 
 
 def _as_loss(metric: Metric, part: float | None) -> float | None:
@@ -467,25 +514,73 @@ def _ratio(series: Series, change: Change, changes: Iterable[Change]) -> float:
     before, since = before[-LEVEL_NIGHTS:], since[:LEVEL_NIGHTS]
     if not before or not since:
         return change.ratio
-    logs_before: dict[str, list[float]] = {}
-    for night in before:
-        for session in night.sessions:
-            logs_before.setdefault(session.run.device.serial, []).append(math.log(session.value))
-    old = {serial: statistics.median(logs) for serial, logs in logs_before.items()}
-    logs = [
-        [
-            math.log(session.value) - old[session.run.device.serial]
-            for session in night.sessions
-            if session.run.device.serial in old
-        ]
-        for night in since
-    ]
-    means = [statistics.fmean(night) for night in logs if night]
-    if not means:
-        was, now = (statistics.median([night.mean for night in part]) for part in (before, since))
-        means = [math.log(now / was)]
-    ratio = math.exp(statistics.median(means))
+    ratio = math.exp(statistics.median(night_logs(before, since)[1]))
     return ratio if (series.metric.gain(ratio) < 0) == change.is_loss else change.ratio
+
+
+def night_logs(
+    past: Sequence[MeasuredNight], present: Sequence[MeasuredNight]
+) -> tuple[list[float], list[float]]:
+    """Return the logarithm of each night, less the level that each of its devices had in the past.
+
+    Without a device that has one, the present has the night's own mean less that of the past.
+    """
+    logs: dict[str, list[float]] = {}
+    for session in (session for night in past for session in night.sessions):
+        logs.setdefault(session.run.device.serial, []).append(math.log(session.value))
+    levels = {serial: statistics.median(some) for serial, some in logs.items()}
+    level = statistics.median(math.log(night.mean) for night in past)
+
+    def deviation(night: MeasuredNight) -> float:
+        known = [
+            math.log(session.value) - levels[session.run.device.serial]
+            for session in night.sessions
+            if session.run.device.serial in levels
+        ]
+        return statistics.fmean(known) if known else math.log(night.mean) - level
+
+    return [deviation(night) for night in past], [deviation(night) for night in present]
+
+
+def _drifts(series: Series) -> Iterator[Drift]:
+    """Yield the changes of a series since some time ago, where it was measured then."""
+    end, level = series.nights[-1].at, timedelta(days=LEVEL_NIGHTS)
+    now = [night for night in series.nights if end - night.at < level][-LEVEL_NIGHTS:]
+    for days in AGES:
+        middle = end - timedelta(days=days)
+        past = [night for night in series.nights if abs(night.at - middle) <= level / 2]
+        past = past[:LEVEL_NIGHTS]
+        devices = {run.device.serial for night in past for run in night.runs}
+        devices &= {run.device.serial for night in now for run in night.runs}
+        before, since = (
+            [night for night in (one.of(devices) for one in nights) if night.sessions]
+            for nights in (past, now)
+        )
+        if not devices or min(len(before), len(since)) < MIN_BEFORE:
+            continue
+        logs = night_logs(before, since)
+        together = (go_together([math.log(night.mean) for night in series.nights]),)
+        half = half_width(*logs, together * LEVEL_NIGHTS, series.unit, caution=1.0)
+        first, last = (series.nights.index(nights[-1]) for nights in (past, now))
+        told = math.prod(
+            one.ratio
+            for one in series.changes
+            if first < one.night <= last and one.concerns(sorted(devices))
+        )
+        ratio = math.exp(statistics.median(logs[1]) - statistics.median(logs[0]))
+        if half is not None:
+            yield Drift(series.metric, days, ratio, half, told)
+
+
+def describe_drifts(series: Iterable[Series]) -> tuple[str, ...]:
+    """Say which levels have become worse slowly, beyond noise and what was told, worst first."""
+    lines = []
+    for one in series:
+        slow = [drift for drift in one.drifts if drift.is_untold]
+        if slow:
+            worst = min(slow, key=lambda drift: one.metric.gain(drift.ratio))
+            lines.append((one.metric.gain(worst.ratio), f"{one.name}: {one.metric.label} {worst}"))
+    return tuple(text for _, text in sorted(lines))
 
 
 def _select(wanted: SeriesFilter) -> Select[Any]:

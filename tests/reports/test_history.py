@@ -22,10 +22,11 @@ from harness.results.history import Series, find_series
 from harness.results.metrics import METRICS, find_metric
 from harness.results.records import Run, RunHead, RunMeans
 from harness.results.statistics.changes import History, judge_all
+from harness.results.statistics.medians import half_width
 from harness.results.store import ResultsStore, RunFilter
 from harness.results.verdicts import Verdict
 from reports import charts, html_file, page
-from reports.changes import ShownChange, find_changes, half_width
+from reports.changes import ShownChange, find_changes
 from reports.figures import Column, Figure
 from reports.history import SeriesGroup, commit_range, find_present, group_series
 from tests.reports import lab
@@ -347,6 +348,12 @@ def test_the_headline_says_the_worst_first() -> None:
     failed = changed(lab.sessions()[0], status="failed", error="no")
     doubt = composed([failed]).headline
     assert (doubt.level, doubt.words) == ("doubt", "1 recent run without a result")
+
+
+def test_a_slow_loss_is_on_the_first_screen() -> None:
+    slow = composed(nights([1 - 0.001 * max(0, night - 10) for night in range(110)]))
+    lines = [line for line in slow.headline.lines if "against 90 days ago" in line]
+    assert any(": Decode -" in line for line in lines)
 
 
 def test_an_open_alert_stands_whatever_a_report_shows(make_store: MakeStore) -> None:

@@ -1,23 +1,33 @@
 """Histories of a store, their changes, and the alerts that come of them."""
 
+import math
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sqlalchemy import select
 
 from harness.errors import CorruptRunError, NotStoredError
 from harness.results import alerts, history, schema
-from harness.results.history import Series, SeriesFilter, find_series, iterate_series, read_series
+from harness.results.history import (
+    Series,
+    SeriesFilter,
+    describe_drifts,
+    find_series,
+    iterate_series,
+    read_series,
+)
 from harness.results.metrics import Measurement, find_metric
 from harness.results.records import Run, RunHead, RunMeans
 from harness.results.statistics import changes
 from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore
 from harness.results.turnover import find_turnover
+from harness.words import percent
 from tests.harness.results.places import Place
 from tests.reports.conftest import changed
 
@@ -591,3 +601,32 @@ def test_phones_that_take_turns_are_not_swapped(store: ResultsStore, fill: Fill)
     for night in range(12):
         fill([50.0], start=night, device__serial=f"P{night % 3}")
     assert decode(store).swaps == {}
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.1])
+def test_a_slow_loss_is_told_whole(make_run: Callable[..., Run], lost: float) -> None:
+    """60 nights of 0.17 % each after 60 of one level, at noise of 2 %."""
+    random = np.random.default_rng(2)
+    part = np.clip((np.arange(130) - 60) / 60, 0, 1)
+    levels = 50 * np.exp(np.log1p(-lost) * part + random.normal(0, 0.014, 130))
+    run = make_run(status="done", measurements=[DECODE_50])
+    runs = [
+        changed(
+            run,
+            id=f"{night:032x}",
+            created_at=FIRST + timedelta(days=night),
+            measurements=(Measurement(metric="decode_tokens_per_s", value=float(level)),),
+        )
+        for night, level in enumerate(levels)
+    ]
+    (series,) = find_series(map(RunMeans.of, runs), list(map(RunHead.of, runs)), DECODE.metrics)
+    month, quarter = series.drifts
+    assert (month.days, quarter.days) == (30, 90)
+    assert math.log(quarter.ratio) == pytest.approx(math.log1p(-lost), abs=quarter.half)
+    assert month.is_untold <= bool(lost)
+    (part_of,) = series.since(series.nights[-20].at).drifts[1:]
+    assert part_of == quarter
+    told = describe_drifts([series])
+    assert [line.split(": ")[1].split(" ±")[0] for line in told] == (
+        [f"Decode {percent(quarter.ratio - 1)}"] if lost else []
+    )
