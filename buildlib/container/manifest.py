@@ -44,6 +44,8 @@ KV_BYTES: Final = "kv_bytes_per_token"
 """Key in `quantization` of the bytes that a token takes in the KV cache."""
 RESCALED: Final = "rescaled"
 """Key in `quantization` of the layers whose keys and values were rescaled, and by how much."""
+SPLIT: Final = "split"
+"""Key in `quantization` of channels of the hidden states, each with the copies it is split into."""
 CLIPPED_ADAPTERS: Final = "clipped_adapters"
 """Key in `quantization` of the names of adapters that leave the ranges, with `, ` between them."""
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from buildlib.errors import InvalidOptionError
 from buildlib.quantize.techniques.arguments import TechniqueArguments
 
 TechniqueName = Literal["spinquant", "seqmse", "gptq", "gptaq", "adascale"]
-StepName = Literal["scaling"] | TechniqueName
-"""What changes a float model: a technique, or the exact rescaling of its keys and values."""
+StepName = Literal["splitting", "scaling"] | TechniqueName
+"""What changes a float model: a technique, or what is exact and gives bits room."""
 RangeName = Literal["minmax", "percentile", "mse"]
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
@@ -74,6 +74,8 @@ class QuantizationOptions(BaseModel):
         calibration_tokens: of the text that ranges are observed on; `None` is 2048.
         scaling: rescale keys and values exactly, so that 8 bits hold them; `None` does so unless an
             ONNX export has encodings of its own, which lose those of what is rescaled.
+        splitting: with it, split massive channels of the residual stream, which get wider by a
+            twentieth: where the gains of norms make them, and nothing is built beside the model.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -91,6 +93,7 @@ class QuantizationOptions(BaseModel):
     activation_ranges: RangeName = "minmax"
     calibration_tokens: Annotated[int, Field(ge=1)] | None = None
     scaling: bool | None = None
+    splitting: bool = True
 
     @model_validator(mode="after")
     def _apply_recipe(self) -> Self:
@@ -137,8 +140,10 @@ class QuantizationOptions(BaseModel):
         techniques: tuple[StepName, ...] = self.weight_techniques
         if not (not encoded if self.scaling is None else self.scaling):
             return techniques
-        turned = techniques[:1] == ("spinquant",)  # which mixes channels of values
-        return (*techniques[:turned], "scaling", *techniques[turned:])
+        if techniques[:1] == ("spinquant",):  # which mixes channels
+            return ("spinquant", "scaling", *techniques[1:])
+        split: tuple[StepName, ...] = ("splitting",) if self.splitting else ()
+        return (*split, "scaling", *techniques)
 
 
 def check_arguments(options: QuantizationOptions) -> None:

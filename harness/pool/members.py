@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, RequirementError, UnknownMemberError, WrongUseError
-from harness.pool.config import DeviceEntry, PoolConfig, default_name
+from harness.pool.config import DeviceEntry, HubPort, PoolConfig, default_name
 from harness.pool.ledger import Ledger
 from harness.pool.records import DeviceRow
 from harness.pool.requirement import Requirement, candidates
@@ -24,6 +24,7 @@ class Member:
         name: unique in the pool.
         soc: SoC with which a virtual device is made.
         power_cycle: its own command, in place of the pool's.
+        hub: port of a USB hub that switches its power.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Member:
     tags: frozenset[str] = field(default_factory=frozenset)
     soc: str | None = None
     power_cycle: tuple[str, ...] | None = None
+    hub: HubPort | None = None
 
 
 Discover = Callable[[DeviceEntry], Sequence[DeviceSpec]]
@@ -54,7 +56,8 @@ def configured_members(config: PoolConfig, discover: Discover, where: str) -> li
                     raise ConfigFileError(where, None, f"devices[{number}]", reason)
                 specs.add(spec)
                 names.add(name)
-            members.append(Member(name, spec, entry.tags, entry.soc, entry.power_cycle))
+            hub = config.hubs.get(name)
+            members.append(Member(name, spec, entry.tags, entry.soc, entry.power_cycle, hub))
     return members
 
 

@@ -1,4 +1,4 @@
-"""Programs of the host that a pool runs: a user's commands."""
+"""Programs of the host that a pool runs: a user's commands, and `uhubctl`."""
 
 import subprocess
 from collections.abc import Sequence

@@ -15,7 +15,7 @@ from buildlib.cache.key import combined_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import NO_BOS, DecoderConfig, load_config
 from buildlib.checkpoint.generation import GenerationConfig, load_generation
-from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.rotary import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling
 from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
@@ -26,6 +26,7 @@ from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import (
     CLIPPED_ADAPTERS,
     RESCALED,
+    SPLIT,
     GraphsRecord,
     ModelRecord,
     PartKind,
@@ -39,6 +40,7 @@ from buildlib.files import atomic_write_bytes
 from buildlib.graph.rope import frequency_divisors
 from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.quantize.summary import describe_factors, summarize_quantization
+from buildlib.quantize.techniques.splitting import split_of
 from buildlib.speculative.agreement import SPECULATIVE, check_on_emulator
 from buildlib.speculative.config import PREFIX_FOLDER, EagletBuilderConfig, PlainDialog, speculate
 from buildlib.speculative.draft_model import DraftHead
@@ -144,6 +146,10 @@ class Package(CachedStage):
         quantization = summarize_quantization(self.quantized)
         factors = load_factors(prepared.model)
         quantization |= {RESCALED: describe_factors(factors)} if factors else {}
+        copies = split_of(prepared.model / MODEL_FILE)
+        quantization |= (
+            {SPLIT: ", ".join(f"{c} into {n}" for c, n in copies.items())} if copies else {}
+        )
         if prepared.lora is not None:
             beyond = json.loads((prepared.lora / BEYOND_FILE).read_text("utf-8"))
             quantization |= {CLIPPED_ADAPTERS: ", ".join(beyond)} if beyond else {}
