@@ -76,11 +76,12 @@ class OnnxSource:
         return files
 
     def weights(self) -> int:
-        """Return the number of weights."""
+        """Return the number of weights, at most as many as its files hold in half a byte each."""
         tensors = (
             value.const_value for value in load_model(self.model).graph.initializers.values()
         )
-        return sum(tensor.size for tensor in tensors if tensor is not None)
+        files = [path.stat().st_size for path in self.inputs().values() if path.is_file()]
+        return min(sum(tensor.size for tensor in tensors if tensor is not None), 2 * sum(files))
 
     def quantized_bytes(self) -> int:
         """Estimate the bytes of quantized weights."""
@@ -298,6 +299,9 @@ def find_source(
         _require_file(folder / name, folder)
     if not any(folder.glob("*.safetensors")):
         reason = f"it holds neither an ONNX model such as {MODEL_FILE} nor model.safetensors"
+        raise ModelFileError(folder, reason)
+    if (folder / ENCODINGS_FILE).exists():
+        reason = f"{ENCODINGS_FILE} is of an ONNX model, such as {MODEL_FILE}, which is missing"
         raise ModelFileError(folder, reason)
     template = ChatTemplate.find(folder)
     text = calibration_text or folder_text(folder)

@@ -215,10 +215,13 @@ def _check_repeated(model: ir.Model, path: Path) -> None:
 
 
 def _check_reshape(node: ir.Node, path: Path) -> None:
-    """Check that a stored target shape has no dimension below -1, which stands for the rest."""
+    """Check that a stored target shape is of int64, with no dimension below -1, for the rest."""
     to = node.inputs[1] if node.op_type == "Reshape" and len(node.inputs) > 1 else None
     if to is None or to.const_value is None or to.const_value.size > _LONGEST_SHAPE:
         return
+    kind = to.const_value.dtype
+    if kind != ir.DataType.INT64:
+        raise ModelFileError(path, f"Reshape ({str(node.name)!r}) has a shape of {kind.name}")
     least = min(map(int, tensor_array(to.const_value).reshape(-1)), default=0)
     if least < -1:
         raise ModelFileError(path, f"Reshape ({str(node.name)!r}) has a dimension {least}")

@@ -9,7 +9,9 @@ from typing import Any
 import onnx
 import pytest
 
+from buildlib.builder.sources import find_source
 from buildlib.errors import EncodingsError, ModelFileError
+from suites.models import tiny_llama
 from tests.builders import builder_for
 from tests.buildlib.model_folders import copy_of_export
 
@@ -100,6 +102,12 @@ def text_weight(model: onnx.ModelProto) -> None:
     tensor.data_type = onnx.TensorProto.STRING
 
 
+def endless_tensor(model: onnx.ModelProto) -> None:
+    """More elements than any disk holds, which is no matter of the disk."""
+    tensor = next(one for one in model.graph.initializer if not one.external_data)
+    tensor.dims.append(2**62)
+
+
 def nameless_file(folder: Path) -> None:
     """Give the weights file a name that is no UTF-8."""
     data = (folder / "model.onnx").read_bytes()
@@ -134,6 +142,7 @@ BAD: dict[str, list[tuple[Change, str]]] = {
         (in_graph(integer_mask), r"do not fit.*tensor\(int64\)"),
         (in_graph(turned_weight), "does not fit its inputs"),
         (in_graph(text_weight), "of type STRING"),
+        (in_graph(endless_tensor), "tensor .* cannot be read"),
         (nameless_file, "not a readable|no readable name"),
     ],
     "model.encodings": [
@@ -174,3 +183,13 @@ def test_a_bad_file_is_named_with_its_cause(
     assert "\n" not in str(caught.value)
     assert [path for path in cache.glob(f"{folder.name}/.*") if path.is_dir()] == []
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_encodings_whose_model_is_missing_make_no_checkpoint(tmp_path: Path) -> None:
+    """The data of an ONNX may be all that a checkpoint has, and be built without its encodings."""
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        shutil.copy(tiny_llama.folder() / name, tmp_path)
+    assert find_source(tmp_path, "text").name == tmp_path.name
+    (tmp_path / "model.encodings").write_text("{}")
+    with pytest.raises(ModelFileError, match=r"is of an ONNX model, such as model\.onnx, which is"):
+        find_source(tmp_path, "text")

@@ -74,6 +74,12 @@ def below_the_rest(graph: onnx.GraphProto) -> None:
     to.CopyFrom(numpy_helper.from_array(np.array([-1, -8193]), to.name))
 
 
+def complex_shape(graph: onnx.GraphProto) -> None:
+    to = tensor(graph, node(graph, "Reshape").input[1])
+    values = np.full(len(numpy_helper.to_array(to)), np.nan, np.complex64)
+    to.CopyFrom(numpy_helper.from_array(values, to.name))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -109,6 +115,7 @@ def below_the_rest(graph: onnx.GraphProto) -> None:
             r"Gemm \('.*'\) has 4 inputs, it takes 2 to 3",
         ),
         (below_the_rest, r"Reshape \('.*'\) has a dimension -8193"),
+        (complex_shape, r"Reshape \('.*'\) has a shape of COMPLEX64"),
         (lambda graph: graph.ClearField("node"), "holds no graph"),
     ],
 )
