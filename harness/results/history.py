@@ -546,6 +546,7 @@ def _drifts(series: Series) -> Iterator[Drift]:
     """Yield the changes of a series since some time ago, where it was measured then."""
     end, level = series.nights[-1].at, timedelta(days=LEVEL_NIGHTS)
     now = [night for night in series.nights if end - night.at < level][-LEVEL_NIGHTS:]
+    wandering: tuple[float, ...] = ()
     for days in AGES:
         middle = end - timedelta(days=days)
         past = [night for night in series.nights if abs(night.at - middle) <= level / 2]
@@ -559,8 +560,10 @@ def _drifts(series: Series) -> Iterator[Drift]:
         if not devices or min(len(before), len(since)) < MIN_BEFORE:
             continue
         logs = night_logs(before, since)
-        together = (go_together([math.log(night.mean) for night in series.nights]),)
-        half = half_width(*logs, together * LEVEL_NIGHTS, series.unit, caution=1.0)
+        if not wandering:
+            together = go_together([math.log(night.mean) for night in series.nights])
+            wandering = (together,) * LEVEL_NIGHTS
+        half = half_width(*logs, wandering, series.unit, caution=1.0)
         first, last = (series.nights.index(nights[-1]) for nights in (past, now))
         told = math.prod(
             one.ratio

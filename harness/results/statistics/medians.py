@@ -83,8 +83,12 @@ def go_together(nights: Sequence[float]) -> float:
     The sum of autocorrelations around a running median.
     """
     logs = np.array(nights)
-    spans = (slice(max(place - _LEVEL, 0), place + _LEVEL + 1) for place in range(len(logs)))
-    away = logs - np.array([np.median(logs[span]) for span in spans])
+    around = np.lib.stride_tricks.sliding_window_view(
+        np.pad(logs, _LEVEL, constant_values=np.nan), 2 * _LEVEL + 1
+    )
+    in_order = np.sort(around, axis=1)  # what is beyond the ends comes last
+    counts, rows = np.count_nonzero(~np.isnan(around), axis=1), np.arange(len(logs))
+    away = logs - (in_order[rows, (counts - 1) // 2] + in_order[rows, counts // 2]) / 2
     bound = _CLIP * 1.4826 * float(np.median(np.abs(away)))
     away = np.clip(away, -bound, bound)
     away -= away.mean()
