@@ -1,8 +1,9 @@
 """Change detection beside other methods: `python -m benchmarks.change_detection [--series N]`.
 
 Simulated histories of decode speed, judged each night with only the past known. Each history has
-40 to 200 nights without a change, and then ten nights after a loss of 5 %. Noise of a session is
-2 % in all; what each kind of series adds is in `KINDS`. A night has one, two or three sessions.
+40 to 200 nights without a change, and then ten nights (of a ramp 60) after a loss of 5 %. Noise of
+a session is 2 % in all; what each kind of series adds is in `KINDS`. A night has one, two or three
+sessions.
 
 A false alarm is a loss told before the step. A step counts as found if a loss is
 told on one of the first three nights at the new level, and as placed if the night told is off by at
@@ -11,8 +12,8 @@ most one; the share found within ten nights stands beside it.
 `PEERS` are judged by the same scores on the first `--peer-series` of each kind. For each kind they
 have the most sensitive of their thresholds with which they make no more false alarms in a night
 than qnnfarm does in all kinds of the group. So theirs are chosen on the series that are reported,
-and qnnfarm's are not. They get the mean of each night, without the devices' offsets, and all but
-CUSUM look at the newest `PEER_NIGHTS` of them anew each night.
+and qnnfarm's are not. They get the mean of each night, without the offsets of devices that take
+turns, and all but CUSUM look at the newest `PEER_NIGHTS` of them anew each night.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import product
 from types import MappingProxyType
 
@@ -50,16 +52,23 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "one-sided tails": "an exponential part of 2 % makes sessions slower (noise: 1 % beside)",
         "known heat": "sticky heat, whose sessions begin 8 degrees warmer (spread: 2 degrees)",
         "coarse readings": "readings are rounded to 4 % of the value (noise: 1 %)",
+        "one of three": "three devices every night, of which one loses 10 %",
+        "swapped phone": "another one, 4 % apart, takes the place of the first",
+        "ramp": "the loss is 10 % and comes in 60 nights",
     }
 )
 CORRELATED: Mapping[str, float] = MappingProxyType({"AR(0.5)": 0.5, "AR(0.8)": 0.8})
 """Correlation of a night with the one before."""
+APART = ("known heat", "one of three", "swapped phone", "ramp")
+"""Kinds that stand beside the others' sums; peers know no heat and no devices."""
 UNITS: Mapping[str, float] = MappingProxyType({"whole numbers": 50.0, "coarse readings": 25.0})
 """Levels of kinds that are rounded to whole numbers."""
-WANDERING = ("AR(0.5)", "AR(0.8)", "warm spells", "random walk", "sticky heat", "known heat")
+WANDERING = ("AR(0.5)", "AR(0.8)", "warm spells", "random walk", "sticky heat")
 SESSIONS = (1, 2, 3)
 NOISE, STEP = 0.02, -0.05
 BEFORE, AFTER = (40, 200), 10
+STEPS: Mapping[str, float] = MappingProxyType({"one of three": -0.1, "ramp": -0.1})
+RAMP = 60
 NIGHTS_TO_FIND = 3
 DEVICES = 3
 PEER_NIGHTS, LEARNED = 60, 8
@@ -80,6 +89,8 @@ class Series:
         offsets: of the session's device.
         step: the row of the first night at the new level.
         heat: temperatures at the start, [night, session]; None where nobody looked.
+        loss: of all at the step; None where it is of a part, or slow.
+        is_swapped: whether nobody can know the offsets.
     """
 
     logs: npt.NDArray[np.float64]
@@ -87,6 +98,14 @@ class Series:
     offsets: npt.NDArray[np.float64]
     step: int
     heat: npt.NDArray[np.float64] | None = None
+    loss: float | None = STEP
+    is_swapped: bool = False
+
+    @property
+    def means(self) -> Floats:
+        """Means of nights, as `PEERS` get them."""
+        means: Floats = (self.logs + self.offsets * self.is_swapped).mean(axis=1)
+        return means
 
     def history(self) -> History:
         """Return the series as qnnfarm gets it."""
@@ -109,6 +128,7 @@ class Score:
     found: int = 0
     found_late: int = 0
     placed: int = 0
+    sized: int = 0
     held: int = 0
 
     def add(self, other: "Score") -> None:
@@ -122,7 +142,7 @@ class Score:
         found = f"{self.found / self.steps:.1%}" if self.steps else "-"
         late = f"{self.found_late / self.steps:.1%}" if self.steps else "-"
         placed = f"{self.placed / self.found:.1%}" if self.found else "-"
-        held = f"{self.held / self.found_late:.1%}" if self.held else "-"
+        held = f"{self.held / self.sized:.1%}" if self.sized else "-"
         return f"{false:>6} {found:>6} {late:>6} {placed:>6} {held:>6}"
 
 
@@ -133,7 +153,8 @@ def simulate(random: np.random.Generator, kind: str, sessions: int) -> Series:
         return kind in {part, "all of them"}
 
     step = int(random.integers(*BEFORE))
-    shape = (nights, _) = (step + AFTER, sessions)
+    sessions *= DEVICES if kind == "one of three" else 1
+    shape = (nights, _) = (step + (RAMP if kind == "ramp" else AFTER), sessions)
     half = 0.5 if kind == "all of them" else 1.0
     modes = 0.04 * half if has("thermal modes") else 0.0
     sd = math.sqrt(NOISE**2 - 0.16 * modes**2)  # of a mode in a fifth of the sessions
@@ -148,10 +169,8 @@ def simulate(random: np.random.Generator, kind: str, sessions: int) -> Series:
     if has("outliers"):
         off = random.choice([-1, -1, -1, 1], shape) * random.uniform(0.05, 0.3, shape)
         logs += off * (random.random(shape) < 0.03 * half)
-    devices, offsets = np.zeros(shape, np.int64), np.zeros(shape)
-    if has("device offsets"):
-        devices = np.array([random.permutation(DEVICES)[:sessions] for _ in range(nights)])
-        offsets = random.normal(0, 0.04, DEVICES)[devices]
+    devices = _devices(random, "device offsets" if has("device offsets") else kind, shape, step)
+    offsets = random.normal(0, 0.04, DEVICES)[devices] * (devices.max() > 0)
     if kind in CORRELATED:
         logs = math.log(50) + (logs - math.log(50)) / 2
         logs += math.sqrt(0.75) * NOISE * _autoregress(random, nights, CORRELATED[kind])[:, None]
@@ -164,7 +183,9 @@ def simulate(random: np.random.Generator, kind: str, sessions: int) -> Series:
     if kind == "random walk":
         logs += np.cumsum(random.normal(0, 0.004, nights))[:, None]
     logs, heat = _sessions(random, kind, logs)
-    logs[step:] += math.log1p(STEP)
+    part = np.clip((np.arange(nights) - step + 1) / (RAMP if kind == "ramp" else 1), 0, 1)[:, None]
+    part = part * (devices == 0) if kind == "one of three" else part
+    logs += math.log1p(STEPS.get(kind, STEP)) * part
     if kind in UNITS:
         logs = np.log(np.rint(np.exp(logs)))
     kept = np.ones(nights, bool)
@@ -172,7 +193,25 @@ def simulate(random: np.random.Generator, kind: str, sessions: int) -> Series:
         kept = random.random(nights) > 0.15
         gap = int(random.integers(0, nights - 5))
         kept[gap : gap + 5] = False
-    return Series(logs[kept], devices[kept], offsets[kept], int(kept[:step].sum()), heat)
+    return Series(
+        logs[kept], devices[kept], offsets[kept], int(kept[:step].sum()), heat,
+        None if kind in STEPS else STEP, kind == "swapped phone",
+    )  # fmt: skip
+
+
+def _devices(
+    random: np.random.Generator, kind: str, shape: tuple[int, int], step: int
+) -> npt.NDArray[np.int64]:
+    """Draw the device of each session."""
+    nights, sessions = shape
+    if kind == "device offsets":
+        return np.array([random.permutation(DEVICES)[:sessions] for _ in range(nights)])
+    if kind == "one of three":
+        return np.tile(np.arange(sessions) % DEVICES, (nights, 1))
+    devices = np.zeros(shape, np.int64)
+    if kind == "swapped phone":
+        devices[random.integers(12, step - 15) :] = 1
+    return devices
 
 
 def _sessions(random: np.random.Generator, kind: str, logs: Floats) -> tuple[Floats, Floats | None]:
@@ -221,7 +260,9 @@ def judge(series: Sequence[Series]) -> Score:
         score.false += sum(change.found < one.step and change.is_loss for change in changes)
         told = next((c for c in changes if c.found >= one.step and c.is_loss), None)
         _count_step(score, one, None if told is None else (told.found, told.night))
-        score.held += told is not None and _holds(one, told.night, judged)
+        if told is not None and one.loss is not None:
+            score.sized += 1
+            score.held += _holds(one, told.night, judged)
     return score
 
 
@@ -328,15 +369,26 @@ PEERS: Mapping[str, tuple[Callable[..., Alarms], Sequence[float]]] = MappingProx
     }
 )
 """Methods with their thresholds, the most sensitive first."""
+PACKAGES: Mapping[str, str] = MappingProxyType(
+    {"asv": "asv", "PELT": "ruptures", "E-divisive": "otava"}
+)
+"""What methods need, of the extra `benchmark`."""
+
+
+def find_peers() -> dict[str, tuple[Callable[..., Alarms], Sequence[float]]]:
+    """Return the methods whose packages are installed."""
+    missing = {name for name, package in PACKAGES.items() if find_spec(package) is None}
+    return {name: peer for name, peer in PEERS.items() if name not in missing}
 
 
 def judge_peers(kinds: Sequence[Sequence[Series]], most_false: float) -> dict[str, Score]:
     """Score each peer, for each kind with the first threshold that is so seldom wrong."""
-    sums = {name: Score() for name in PEERS}
-    for series, (name, (judge_series, thresholds)) in product(kinds, PEERS.items()):
+    peers = find_peers()
+    sums = {name: Score() for name in peers}
+    for series, (name, (judge_series, thresholds)) in product(kinds, peers.items()):
         scores = {threshold: Score() for threshold in thresholds}
         for one in series:
-            for threshold, told in judge_series(one.logs.mean(axis=1), thresholds).items():
+            for threshold, told in judge_series(one.means, thresholds).items():
                 scores[threshold].nights += one.step
                 scores[threshold].false += sum(night < one.step for night, _ in told)
                 found = next((alarm for alarm in told if alarm[0] >= one.step), None)
@@ -357,12 +409,13 @@ def main() -> None:
     print(f"{'sessions':8} {'kind or method':32} {HEADING}")
     began = time.process_time()
     for sessions in [chosen.sessions] if chosen.sessions else SESSIONS:
-        sums = {"independent": Score(), "correlated": Score()}
+        sums = {group: Score() for group in ("independent", "correlated", *APART)}
         shown: dict[str, list[Sequence[Series]]] = {name: [] for name in sums}
         for kind in KINDS:
             random = np.random.default_rng([chosen.seed, sessions, list(KINDS).index(kind)])
             series = [simulate(random, kind, sessions) for _ in range(chosen.series)]
-            group = "correlated" if kind in WANDERING else "independent"
+            group = kind if kind in APART else "independent"
+            group = "correlated" if kind in WANDERING else group
             score = judge(series)
             sums[group].add(score)
             shown[group].append(series[: chosen.peer_series])
@@ -370,7 +423,7 @@ def main() -> None:
         for group, total in sums.items():
             _print_row(sessions, f"{group}: qnnfarm", total)
             if chosen.peer_series:
-                peers = judge_peers(shown[group], total.false / total.nights)
+                peers = judge_peers(shown[group], total.false / max(total.nights, 1))
                 for name, score in peers.items():
                     _print_row(sessions, f"{group}: {name}", score)
     print(f"CPU: {time.process_time() - began:.0f} s")
