@@ -25,6 +25,7 @@ from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
 from tests.command_line import Started
 from tests.postgresql_server import PostgresqlServer
+from tests.private_adb import end_servers
 from tests.waiting import wait_for
 
 OPTIONS = {
@@ -324,6 +325,7 @@ def test_build_of_a_killed_worker_is_finished_by_another(
         with work(hosts[1]) as second:
             answer, remarks = process.communicate(timeout=280)
             second.send_signal(signal.SIGTERM)
+    end_servers(tmp_path)  # and the devices of both
     assert process.returncode == 0, remarks
     assert "built by " in remarks
     assert GenAIContainer.load(out).metadata.container_sha256 in answer
