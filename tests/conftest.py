@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from buildlib.builder.build import Build, BuildOutputs
 from buildlib.builder.genie_check import CHECKED, check_genie, make_dialog
@@ -70,8 +70,11 @@ __all__ = [
 
 # On CI the same examples each time, so that a red run can be repeated; elsewhere fewer, and new.
 # How long an example takes says how busy the machine is, so there is no deadline.
-settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None)
-settings.register_profile("here", deadline=None, max_examples=40)
+_CHECKS = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
+settings.register_profile(
+    "ci", derandomize=True, print_blob=True, deadline=None, suppress_health_check=_CHECKS
+)
+settings.register_profile("here", deadline=None, max_examples=40, suppress_health_check=_CHECKS)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 

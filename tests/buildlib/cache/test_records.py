@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buildlib.cache.file_hashes import HashMemo
@@ -23,7 +23,6 @@ json_values = st.recursive(
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=8), values),
     max_leaves=8,
 )
-fuzz = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
@@ -49,7 +48,6 @@ def test_records_are_read_as_they_were_written(entry: Path, memo: HashMemo) -> N
     assert find_problem(entry, memo) is None
 
 
-@fuzz
 @given(name=st.sampled_from([SIDECAR, FILES]), noise=st.binary(max_size=80))
 def test_noise_is_no_record(entry: Path, memo: HashMemo, name: str, noise: bytes) -> None:
     path = entry / name
@@ -60,7 +58,6 @@ def test_noise_is_no_record(entry: Path, memo: HashMemo, name: str, noise: bytes
     assert find_problem(entry, memo) is None
 
 
-@fuzz
 @given(data=st.data(), value=json_values)
 def test_a_field_that_was_changed_is_seen(
     entry: Path, memo: HashMemo, data: st.DataObject, value: object

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buildlib.encodings.files import load_encodings, save_encodings
@@ -231,9 +231,7 @@ def encodings(draw: st.DrawFn, *, blocks: bool) -> Encodings:
     return Encodings(activation_encodings=activations, param_encodings=params)
 
 
-IN_FOLDER = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+IN_FOLDER = settings(max_examples=60, deadline=None)
 
 
 @IN_FOLDER

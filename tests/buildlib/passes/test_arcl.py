@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buildlib.checkpoint.config import load_config
@@ -27,9 +27,7 @@ def test_its_own_shape_is_the_same_model_bit_by_bit(tmp_path: Path) -> None:
         np.testing.assert_array_equal(values, expected[name])
 
 
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=10, deadline=None)
 @given(ar=st.integers(1, 40), calls=st.integers(2, 100))
 def test_any_shape_computes_the_same_token_by_token(
     tiny_export: Path, tmp_path_factory: pytest.TempPathFactory, ar: int, calls: int

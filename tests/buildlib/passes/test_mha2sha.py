@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buildlib.encodings.files import load_encodings, save_encodings
@@ -58,9 +58,7 @@ def test_every_kind_of_attention_computes_the_same(kind: Kind, tmp_path: Path) -
         assert products == cut + kind.layers
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, deadline=None)
 @given(
     kind=st.builds(
         Kind,

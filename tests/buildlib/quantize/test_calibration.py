@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buildlib.checkpoint.checkpoint import Checkpoint
@@ -44,7 +44,7 @@ def whole_model_ranges(model: Path, windows: list[list[int]], folder: Path) -> R
 
 
 @given(data=st.data())
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5)
 def test_ranges_equal_those_of_the_whole_model(
     data: st.DataObject,
     make_checkpoint: Callable[..., Path],

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import HostFileError
@@ -81,7 +81,7 @@ def test_other_rows_are_refused_in_one_line(rows: list[object], said: str, tmp_p
     assert "\n" not in str(caught.value)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(max_examples=200)
 @given(
     content=st.binary(max_size=80)
     | st.recursive(

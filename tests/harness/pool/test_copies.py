@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, delete, insert, select
 
@@ -393,7 +393,6 @@ def state_of(bench: Bench, key: str) -> Rows:
     max_examples=25,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     stdout=_answers,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.results import alerts, maintenance
@@ -235,9 +235,7 @@ def goes(run: Run, runs: Sequence[Run]) -> bool:
     return is_old and not (run.kind == "perplexity" and run.status == "done")
 
 
-@settings(
-    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=3, deadline=None)
 @given(drawn=RUNS)
 def test_what_stays_is_read_and_reported_as_if_nothing_else_had_been(
     tmp_path_factory: pytest.TempPathFactory,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from sqlalchemy import Engine, event
@@ -244,7 +244,7 @@ def test_moments_are_kept_to_the_microsecond(store: ResultsStore, make_run: Make
         assert kept.created_at.utcoffset() == timedelta(0)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8)
+@settings(max_examples=8)
 @given(
     value=st.floats(min_value=0, exclude_min=True, max_value=86_400)
     | st.sampled_from([5e-324, 2.2250738585072014e-308, 0.1 + 0.2]),
@@ -317,7 +317,7 @@ def test_records_refuse_nonsense(make_run: MakeRun) -> None:
             make_run(**changes)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10)
+@settings(max_examples=10)
 @given(
     text=st.text(st.characters(exclude_categories=())),
     key=st.text(st.characters(exclude_categories=())),

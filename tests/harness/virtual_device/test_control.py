@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import VirtualDeviceError
@@ -90,7 +90,6 @@ _JSON = st.recursive(
 @settings(
     max_examples=50,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_garbage_is_answered_with_an_error(
     device: VirtualDevice, request_: dict[str, object]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import WrongUseError
@@ -40,7 +40,6 @@ def test_garbage_and_what_stops_early_fails(wrong: str) -> None:
     assert "it differs from x at token" in found.reason
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_the_first_wrong_token_is_named(data: st.DataObject) -> None:
     expected = reference(SENTENCE)

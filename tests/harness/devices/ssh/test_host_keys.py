@@ -9,7 +9,7 @@ from pathlib import Path
 
 import paramiko
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.devices.ssh.config import SshHostConfig
@@ -136,7 +136,7 @@ def test_a_list_of_revoked_keys(
     assert "its RevokedHostKeys" in _refusal(host, own)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(
     st.one_of(
         st.text(max_size=60),
