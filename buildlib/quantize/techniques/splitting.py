@@ -104,7 +104,7 @@ def write_split(path: Path, copies: Copies, folder: Path) -> Path:
         stream = _Stream(model.graph)
     except _NotSplittableError as error:
         reason = f"channels cannot be split: {error}"
-        raise InvalidOptionError("quantization.scaling", reason, ()) from error
+        raise InvalidOptionError("quantization.splitting", reason, ()) from error
     channels = np.arange(stream.width)
     source = np.concatenate([channels, *(np.full(n - 1, c) for c, n in copies.items())])
     share = np.array([1 / math.sqrt(copies.get(int(channel), 1)) for channel in source])
