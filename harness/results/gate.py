@@ -352,12 +352,13 @@ def _between(
 
 def _with_facts(cell: GateCell) -> GateCell:
     """Complete a verdict by the alerts of the history and the other changes."""
-    verdict, reasons = cell.verdict, [cell.reason]
+    is_open = any(alert.state == "open" for alert in cell.alerts)
+    verdict = cell.verdict
+    if is_open and verdict is not Verdict.IMPROVED:
+        verdict = Verdict.REGRESSED
+    # What was missing for a verdict of its own says nothing beside that of the history.
+    reasons = [] if is_open and cell.verdict is Verdict.NO_VERDICT else [cell.reason]
     for alert in cell.alerts:
-        if alert.state == "open" and verdict is not Verdict.IMPROVED:
-            # What was missing for a verdict of its own says nothing beside that of the history.
-            reasons = [] if verdict is Verdict.NO_VERDICT else reasons
-            verdict = Verdict.REGRESSED
         scope = f" of {alert.scope}" if alert.scope else ""
         loss = f"{alert.loss}{scope} since {alert.began_at:%Y-%m-%d}"
         reasons.insert(0, f"{alert.state} alert {alert.id}: {loss}")
