@@ -240,7 +240,8 @@ def _is_scalar(value: ir.Value) -> bool:
     return is_parameter(value) and shape is not None and math.prod(shape) == 1
 
 
-def _is_scaling(node: ir.Node) -> bool:
+def is_scaling(node: ir.Node) -> bool:
+    """Return whether a node multiplies all of a value by one constant number."""
     return node.op_type == "Mul" and any(v is not None and _is_scalar(v) for v in node.inputs)
 
 
@@ -248,7 +249,7 @@ def _product_before(value: ir.Value) -> ir.Node:
     """Return the product that makes a value, but for its layout and a factor."""
     node = value.producer()
     while node is not None and node.op_type not in _PRODUCTS:
-        if not (_is_scaling(node) or node.op_type in _LAYOUT or node.op_type == "Transpose"):
+        if not (is_scaling(node) or node.op_type in _LAYOUT or node.op_type == "Transpose"):
             break
         data = next((v for v in node.inputs if v is not None and not is_parameter(v)), None)
         node = None if data is None else data.producer()
@@ -261,7 +262,7 @@ def _products_after(value: ir.Value) -> list[ir.Node]:
     """Return the products that read a value, but for its layout and a factor."""
     products = []
     for node, index in value.uses():
-        if node.op_type in _LAYOUT or _is_scaling(node):
+        if node.op_type in _LAYOUT or is_scaling(node):
             products += _products_after(node.outputs[0])
         elif node.op_type in _PRODUCTS and index == 0 and _constant(node, 1) is not None:
             products.append(node)

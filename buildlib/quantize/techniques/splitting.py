@@ -23,10 +23,12 @@ import onnx_ir as ir
 
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.errors import InvalidOptionError
-from buildlib.graph.files import load_model, save_model, tensor_array
+from buildlib.graph.files import load_model, save_model
 from buildlib.graph.values import is_parameter, operand, source_of, static_shape
 from buildlib.quantize.grids import channel_axis
 from buildlib.quantize.techniques.base import FloatModel
+from buildlib.quantize.techniques.rotation import is_scaling
+from buildlib.quantize.techniques.scaling import constant_array
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 
 Array = npt.NDArray[Any]
@@ -73,7 +75,7 @@ def find_massive(path: Path) -> Copies:
         return {}
     sizes = np.zeros(stream.width)
     for gain in stream.added_gains:
-        values = np.abs(_array(gain))
+        values = np.abs(constant_array(gain))
         sizes = np.maximum(sizes, values / max(float(np.median(values)), 1e-30))
     massive = [int(channel) for channel in np.flatnonzero(sizes >= _MASSIVE)]
     copies = dict.fromkeys(massive, 1)
@@ -158,7 +160,7 @@ class _Change:
 
     def rows(self, place: _Place) -> Iterator[tuple[int, Array]]:
         """Yield the new values as stored, some rows at a time."""
-        values = _array(place.source)
+        values = constant_array(place.source)
         share = self.share if place.shared else np.ones_like(self.share)
         if place.axis == 0:
             factor = share.reshape(-1, *[1] * (values.ndim - 1)) * (self.gain if place.gain else 1)
@@ -220,7 +222,7 @@ class _Stream:
                 maker.replace_input_with(1, self._shape(operand(maker, 1), width))
 
     def _shape(self, old: ir.Value, width: int) -> ir.Value:
-        dims = _array(old).copy()
+        dims = constant_array(old).copy()
         if dims[-1] < 0:
             return old
         dims[-1] = width
@@ -262,7 +264,7 @@ class _Stream:
             if read:
                 self._read.add(node.outputs[0])
             elif node not in self._norms:
-                self.added_gains.append(operand(node, 1))
+                self.added_gains.append(source_of(operand(node, 1)))
             self._norms[node] = None
             return True
         if _keeps_channels(node):
@@ -293,10 +295,7 @@ def _is_product(node: ir.Node, index: int) -> bool:
 
 def _keeps_channels(node: ir.Node) -> bool:
     """Return whether a node moves channels, or scales all alike."""
-    if node.op_type != "Mul":
-        return node.op_type in _LAYOUT
-    constants = [one for one in node.inputs if one is not None and is_parameter(one)]
-    return any(math.prod(static_shape(one) or ()) == 1 for one in constants)
+    return node.op_type in _LAYOUT or is_scaling(node)
 
 
 def _is_read(value: ir.Value) -> bool:
@@ -305,9 +304,3 @@ def _is_read(value: ir.Value) -> bool:
         _is_product(node, index) or (_keeps_channels(node) and _is_read(node.outputs[0]))
         for node, index in value.uses()
     )
-
-
-def _array(value: ir.Value) -> Array:
-    tensor = source_of(value).const_value
-    assert tensor is not None  # noqa: S101  (a constant has values)
-    return tensor_array(tensor)

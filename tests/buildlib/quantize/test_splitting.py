@@ -3,19 +3,14 @@
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.encodings.model import Encodings
-from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
-from buildlib.numerics.host_loop import open_onnx
 from buildlib.passes.arcl import convert_arcl
-from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.recipe import complete_encodings
 from buildlib.quantize.sensitivity.ranking import find_units
 from buildlib.quantize.sensitivity.sweep import SensitivityModel
@@ -23,8 +18,8 @@ from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.splitting import Splitting, find_massive, split_of
 from tests.builders import builder_for
 from tests.buildlib import families
+from tests.buildlib.quantize.test_scaling import float_model, logits
 
-SHAPE = GraphShape(8, 32)
 CHANNEL, GAIN = 5, 3000.0
 
 
@@ -43,21 +38,9 @@ def massive_model(name: str, folder: Path) -> FloatModel:
     return float_model(checkpoint, folder / "float")
 
 
-def float_model(folder: Path, out: Path) -> FloatModel:
-    checkpoint = Checkpoint.load(folder)
-    windows = np.random.default_rng(5).integers(3, checkpoint.config.vocab_size, (2, 24)).tolist()
-    model = export_onnx(checkpoint, SHAPE, out)
-    return FloatModel(model, Encodings(), checkpoint.config, windows, Bitwidths(), 2)
-
-
 def split(model: FloatModel, folder: Path) -> FloatModel:
     folder.mkdir()
     return Splitting("splitting").optimize(model, folder)
-
-
-def logits(model: FloatModel) -> npt.NDArray[np.float32]:
-    with open_onnx(model.path, model.config) as loop:
-        return np.concatenate([loop.feed(model.token_windows[0][:12]), loop.feed([5, 6, 7])])
 
 
 def stream_cost(model: FloatModel) -> float:
