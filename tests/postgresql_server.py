@@ -120,6 +120,16 @@ class PostgresqlServer:
                 ).format(sql.Identifier(database))
             )
 
+    def set_clock(self, database: str, ahead_s: float) -> None:
+        """Set the time that connections see which are made after the first call."""
+        for name in ("now", "clock_timestamp"):
+            self.ask(
+                database,
+                f"CREATE OR REPLACE FUNCTION public.{name}() RETURNS timestamptz LANGUAGE sql "
+                f"AS $$ SELECT pg_catalog.{name}() + interval '{ahead_s:f} s' $$",
+            )
+        self.ask(database, f"ALTER DATABASE {database} SET search_path = public, pg_catalog")
+
     def _tell(self, *statements: sql.Composed) -> None:
         with contextlib.closing(self.connect()) as connection:
             for statement in statements:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeVar
 
 import procrastinate
@@ -57,11 +58,18 @@ _OPENING = 0x71_6E_6E_6C_61_62  # "qnnlab"
 _BATCH = 500
 _QUEUE_DIGITS = 32
 _LONGEST_REASON = 1000
+_AT_ONCE = datetime.fromtimestamp(0, UTC)
+"""When jobs that are given back may run: not by this host's clock, which may be ahead."""
 _ID_LENGTH, _KEY_LENGTH = 32, 64
 _LONGEST_CELL = 1 << 20
 _LONGEST_S = 1e7
 _LAST_SESSION = 1 << 20
 _KNOWN = "SELECT id FROM procrastinate_workers WHERE id = %(worker)s"
+_SET_BACK = (
+    "WITH late AS (UPDATE procrastinate_workers SET last_heartbeat = now()"
+    " WHERE last_heartbeat > now() RETURNING id) SELECT id FROM late"
+)
+"""Terms begin again where the server's clock was set back: else the dead live until it is there."""
 _RUNNING = "SELECT id FROM procrastinate_jobs WHERE worker_id = %(worker)s AND status = 'doing'"
 _BACKLOG = (
     "SELECT queue.name, waiting, highest, args FROM (SELECT queue_name AS name,"
@@ -299,9 +307,14 @@ class LabJobs(Closeable):
             run: str | None = None if fresh else connection.scalar(newest)
             if run is not None:
                 return run
-            row = {"id": new_run_id(), "plan": plan, "submitter": submitter, "created_at": now()}
+            of_plan = select(func.max(plan_runs.c.created_at)).where(plan_runs.c.plan == plan)
+            last: datetime | None = connection.scalar(of_plan)
+            # The newest, also after one of a host whose clock is ahead of ours.
+            created = now() if last is None else max(now(), last + timedelta(microseconds=1))
+            run = new_run_id()
+            row = {"id": run, "plan": plan, "submitter": submitter, "created_at": created}
             connection.execute(insert(plan_runs).values(row))
-            return row["id"]  # type: ignore[return-value]
+            return run
 
     def submit(
         self,
@@ -425,8 +438,9 @@ class LabJobs(Closeable):
         was_heard = time.monotonic() - self._heard_at < dead_after_s
         self._heard_at = time.monotonic()
         if was_heard:
+            self._rows(_SET_BACK)
             for job in self._call(manager.get_stalled_jobs(seconds_since_heartbeat=dead_after_s)):
-                self._call(manager.retry_job(job))
+                self._call(manager.retry_job(job, retry_at=_AT_ONCE))
             self._call(manager.prune_stalled_workers(dead_after_s))
         self._give_back_lost()
         return self.to_abort()
@@ -440,7 +454,7 @@ class LabJobs(Closeable):
         with self._taking:
             for row in self._rows(_RUNNING, worker=worker):
                 if (row["id"], worker) not in self._held:
-                    self._call(retry(row["id"], now()))
+                    self._call(retry(row["id"], _AT_ONCE))
 
     def backlog(self) -> Sequence[Backlog]:
         """Return the waiting jobs by queue, without cells that this version cannot read."""
@@ -499,7 +513,7 @@ class LabJobs(Closeable):
         """Let a job wait again, for any worker, unless it was given to another meanwhile."""
         self._held.discard((job.job.id, job.worker))  # first: we may take it again
         if self._is_ours(job):
-            self._call(self._app.job_manager.retry_job(job.job))
+            self._call(self._app.job_manager.retry_job(job.job, retry_at=_AT_ONCE))
 
     def _is_ours(self, job: Taken) -> bool:
         jobs = self._call(self._app.job_manager.list_jobs_async(id=job.job.id, status="doing"))

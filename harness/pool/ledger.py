@@ -462,7 +462,9 @@ class Ledger:
         before = {requests[key].ticket for key in keys if key in requests} - {ticket}
         blocking = (holders, select(tickets).where(tickets.c.id.in_(before)))
         return any(
-            self._is_dead(other, beat) for query in blocking for other in db.execute(query)
+            self._is_ahead(other, beat) or self._is_dead(other, beat)
+            for query in blocking
+            for other in db.execute(query)
         ) or bool(self._reserved_from_holders(db))
 
     @_reads
@@ -849,10 +851,14 @@ class Ledger:
         """End the leases and tickets of dead processes, and repair contradictions."""
         beat = self._beat(db)
         for row in db.execute(select(tickets)).all():
-            if self._is_dead(row, beat):
+            if self._is_ahead(row, beat):
+                db.execute(tickets.update().where(tickets.c.id == row.id).values(beat=beat))
+            elif self._is_dead(row, beat):
                 db.execute(tickets.delete().where(tickets.c.id == row.id))
         for row in db.execute(select(leases)).all():
-            if why := self._is_dead(row, beat):
+            if self._is_ahead(row, beat):
+                db.execute(leases.update().where(leases.c.key == row.key).values(beat=beat))
+            elif why := self._is_dead(row, beat):
                 self._take_lease(db, row, why)
         self._end_reserved(db)
         leased = select(leases.c.key)
@@ -886,14 +892,17 @@ class Ledger:
         self._add_event(db, lease.key, _LOST, why, lease)
         self._end_lease(db, lease, Event.EXPIRED, why)
 
+    def _is_ahead(self, row: Row[Any], beat: float) -> bool:
+        """Return whether the server's clock was set back since a heartbeat."""
+        return self.database.path is None and row.beat > beat
+
     def _is_dead(self, row: Row[Any], beat: float) -> str:
         """Return why the process of a lease or ticket has lost it; empty if it has not."""
         owner = owner_of(row)
         if self._has_ended(owner):
             return f"{owner} is gone"
-        # A beat from the future is of another boot whose id could not be read; a server's clock
-        # may be set back.
-        is_of_this_boot = row.beat <= beat or self.database.path is None
+        # A beat from the future is of another boot whose id could not be read.
+        is_of_this_boot = row.beat <= beat or self._is_ahead(row, beat)
         if is_of_this_boot and beat < row.beat + row.ttl:
             return ""
         return f"{owner} gave no sign of life for {row.ttl:g} s"

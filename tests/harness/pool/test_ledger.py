@@ -199,6 +199,21 @@ def test_a_ticket_whose_device_failed_goes_back_to_its_place(bench: Bench) -> No
     assert [row.holder for row in bench.ledger.waiting()] == ["process 2"]
 
 
+@pytest.mark.parametrize("bench", ["postgresql"], indirect=True)
+def test_clock_of_a_server_that_is_set_back_keeps_no_device_of_the_dead(bench: Bench) -> None:
+    bench.add("a", "b")
+    dead, living = bench.lease(1, "a"), bench.lease(2, "b")
+    ticket = bench.ask(3, "a")
+    bench.clock.time -= 3600
+    for _ in range(2):
+        assert bench.ledger.try_grant(ticket) is None
+        assert bench.ledger.renew({living: 1})[living]
+        bench.clock.time += TTL_S / 2 + 1
+    assert bench.ledger.try_grant(ticket)
+    assert not bench.ledger.holds(dead, "a")
+    assert bench.ledger.renew({living: 1})[living]
+
+
 @on_each_database
 def test_tokens_only_rise_also_above_that_of_a_device(bench: Bench) -> None:
     bench.add("a", "b")
