@@ -45,7 +45,8 @@ _BUSY_S = 30.0
 _AWAY_S = 0.2
 _FIRST_S = 5.0
 """So long may a server refuse connections that this process never reached."""
-_COMES = "the database system is starting up", "the database system is shutting down"
+_COMES = "the database system is "
+"""So begins what a server says that starts up, recovers or shuts down, in versions 9 to 18."""
 _LONGEST_TRY_S = 10.0
 """A longer time between two tries is none of the server: this process was stopped, or slept."""
 _STOPPED_S = 5
@@ -369,7 +370,7 @@ class Database:
             if isinstance(error, DBAPIError) and self.path is None and is_lost(error):
                 self._drop()
                 text = str(cause)
-                self._was_there |= any(words in text for words in _COMES)
+                self._was_there |= _COMES in text
                 if self._was_there or "refused" in text:
                     raise _LostServerError(first_line(cause)) from None
             raise self._error(cause) from None

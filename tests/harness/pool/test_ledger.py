@@ -1,5 +1,8 @@
+import contextlib
 import itertools
+import socket
 import sqlite3
+import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -684,6 +687,35 @@ def test_process_that_begins_while_the_server_restarts_waits_for_it(
             assert not answer.done()
             server.start()
             assert answer.result(60)
+
+
+@pytest.mark.parametrize(
+    "state", ["starting up", "not yet accepting connections", "in recovery mode", "shutting down"]
+)
+def test_a_server_that_will_be_there_is_waited_for(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, tries = ManualClock(), itertools.count()
+    own_time = SimpleNamespace(monotonic=clock.boottime, sleep=lambda _: clock.sleep(5))
+    monkeypatch.setattr("harness.pool.database.time", own_time)
+    fields = f"SFATAL\0VFATAL\0C57P03\0Mthe database system is {state}\0\0".encode()
+
+    def serve(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with listening.accept()[0] as connection:
+                    connection.recv(4096)
+                    connection.sendall(b"E" + struct.pack("!I", len(fields) + 4) + fields)
+                    next(tries)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as threads:
+        threads.submit(serve, listening)
+        options = "sslmode=disable&gssencmode=disable"
+        url = f"postgresql://ann@127.0.0.1:{listening.getsockname()[1]}/lab?{options}"
+        with closing(Database(url)) as database, pytest.raises(LedgerError, match=state):
+            database.read(str)
+        listening.shutdown(socket.SHUT_RDWR)
+    assert next(tries) > 1
 
 
 @pytest.mark.slow
