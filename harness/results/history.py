@@ -359,6 +359,8 @@ def iterate_series(
         wanted: its metrics, model and branch count.
         subjects: ids of the subjects that are read; by default all.
     """
+    if subjects is not None and not subjects:
+        return
     metrics = tuple(find_metric(key).key for key in wanted.metrics)
     query, column = _select(wanted), schema.runs.c.subject
     placed = _Placed.of(store.heads())
@@ -424,14 +426,16 @@ def _judge(
     for one in measured:
         if _has_history(one.run) and not one.means.keys().isdisjoint(metrics):
             subjects.setdefault(Subject.of(one.run), []).append(one)
+    ids = {subject: subject.id for subject in subjects}
     heads = (
-        replace(RunHead.of(one.run), subject=subject.id)
+        replace(RunHead.of(one.run), subject=ids[subject])
         for subject, runs in subjects.items()
         for one in runs
     )
     strays = find_strays(heads, placed.branch)
     series: list[Series] = []
     for subject, runs in subjects.items():
+        keys = {key for one in runs for key in one.means}
         branch = choose_branch([one.run.provenance.git_branch for one in runs], placed.branch)
         nights: dict[tuple[int | None, str], list[RunMeans]] = {}
         apart: dict[tuple[int | None, str], list[RunMeans]] = {}
@@ -440,11 +444,11 @@ def _judge(
                 night = placed.nights.get(one.run.id), one.run.container.sha256
                 where = apart if one.run.id in strays else nights
                 where.setdefault(night, []).append(one)
-        for metric in map(find_metric, metrics):
+        for metric in (find_metric(key) for key in metrics if key in keys):
             measured_nights = _nights(nights.values(), metric.key)
             if measured_nights:
                 off = _nights(apart.values(), metric.key)
-                series.append(Series(subject.id, metric, measured_nights, apart=off))
+                series.append(Series(ids[subject], metric, measured_nights, apart=off))
     judgements = judge_all([_history(one) for one in series])
     judged = (_with_changes(one, judged) for one, judged in zip(series, judgements, strict=True))
     return _sort(judged, metrics)
