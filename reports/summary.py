@@ -232,6 +232,11 @@ class SummaryRow:
         """Repetitions behind the speeds."""
         return max((cell.stats.n for cell in self.cells.values()), default=0)
 
+    @property
+    def units(self) -> int:
+        """Sessions behind the speeds, or the repetitions of a single one, whose spread is shown."""
+        return max((cell.stats.units for cell in self.cells.values()), default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
@@ -388,7 +393,7 @@ def _all_values(run: Run, key: str) -> tuple[float, ...]:
 def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]) -> SummaryRow:
     perplexity, perplexity_remarks = _choose_perplexity(scored)
     runs, left_out = _like_newest(group)
-    steady = not subject.emulator
+    steady, devices = not subject.emulator, [run.device.serial for run in runs]
     cells = {}
     by_metric: list[tuple[Metric, str]] = []
     for name in SPEED_METRICS:
@@ -398,11 +403,13 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]
             continue
         metric = find_metric(name)
         sessions = [run.values(name) for run in runs]
-        stats = summarise_sessions(sessions)
+        stats = summarise_sessions(sessions, devices)
         if stats is not None:
             cells[name] = SummaryCell(metric, stats, grade_runs(runs, name))
         if Use.SESSION not in metric.use:
-            by_metric += [(metric, remark) for remark in remark_on(sessions, on_spread=steady)]
+            by_metric += [
+                (metric, remark) for remark in remark_on(sessions, devices, on_spread=steady)
+            ]
     remarks = [*left_out, *_joined(by_metric), *_workload_remarks(subject, runs)]
     remarks += [words for key in LEADING_METRICS if key in cells for words in _by_device(runs, key)]
     output = _output(runs, perplexity)

@@ -194,7 +194,7 @@ def _name(row: SummaryRow, *, apart: bool) -> str:
 
 
 def _grade(row: SummaryRow) -> str:
-    return f"{row.n}\n{row.grade}" if row.n else NO_VALUE
+    return f"{row.units}\n{row.grade}" if row.n else NO_VALUE
 
 
 def _speed(row: SummaryRow, key: str) -> str:

@@ -33,6 +33,8 @@ EXTREME_LIMIT = 0.50
 """Distance of the smallest or largest value from the mean, over the mean; pyperf's limit."""
 FIRST_LIMIT = 0.10
 """Distance of the first repetition from the median of the others, over that median."""
+MIN_FREEDOM = 2
+"""Sessions more than devices, from which these can be told apart."""
 MIN_REPETITIONS = 3
 """Fewer repetitions say almost nothing about spread."""
 _MIB = 2.0**20
@@ -405,7 +407,7 @@ class Stats:
     Attributes:
         n: repetitions in all sessions, warm-ups not counted.
         sd: sample standard deviation of repetitions, or of session means if there are several
-            sessions; None for a single value.
+            sessions, of several devices around each one's own mean; None for a single value.
         median: of all repetitions, as are `minimum` and `maximum`.
     """
 
@@ -416,6 +418,11 @@ class Stats:
     median: float
     minimum: float
     maximum: float
+
+    @property
+    def units(self) -> int:
+        """Number of what `sd` is of: sessions, or the repetitions of a single one."""
+        return self.sessions if self.sessions > 1 else self.n
 
     @property
     def cv(self) -> float | None:
@@ -437,8 +444,39 @@ def session_means(sessions: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.fmean(values) for values in sessions if values]
 
 
-def summarise(sessions: Sequence[Sequence[float]]) -> Stats | None:
-    """Compute the statistics of sessions; None if no session has a repetition."""
+def align_devices(
+    sessions: Sequence[Sequence[float]], devices: Sequence[str]
+) -> tuple[list[list[float]], int]:
+    """Take the differences between devices out of sessions, each of which has repetitions.
+
+    Without devices, or with too few sessions to tell these apart, there are none.
+
+    Returns:
+        the sessions at one level, and the degrees of freedom of their spread.
+    """
+    means, freedom = session_means(sessions), len(sessions) - max(len(set(devices)), 1)
+    if not devices or freedom < MIN_FREEDOM or not all(means):
+        return [list(values) for values in sessions], len(sessions) - 1
+    own = {
+        one: statistics.fmean(
+            mean for mean, device in zip(means, devices, strict=True) if device == one
+        )
+        for one in devices
+    }
+    level = statistics.fmean(means)
+    return [
+        [value * level / own[device] for value in values]
+        for values, device in zip(sessions, devices, strict=True)
+    ], freedom
+
+
+def summarise(sessions: Sequence[Sequence[float]], devices: Sequence[str] = ()) -> Stats | None:
+    """Compute the statistics of sessions; None if no session has a repetition.
+
+    Args:
+        devices: of each session.
+    """
+    devices = [one for one, values in zip(devices, sessions, strict=False) if values]
     with_values = [values for values in sessions if values]
     everything = [value for values in with_values for value in values]
     if not everything:
@@ -448,20 +486,31 @@ def summarise(sessions: Sequence[Sequence[float]]) -> Stats | None:
         n=len(everything),
         sessions=len(with_values),
         mean=statistics.fmean(units),
-        sd=statistics.stdev(units) if len(units) > 1 else None,
+        sd=_spread_of(with_values, devices) if len(units) > 1 else None,
         median=statistics.median(everything),
         minimum=min(everything),
         maximum=max(everything),
     )
 
 
-def remark_on(sessions: Sequence[Sequence[float]], *, on_spread: bool = True) -> tuple[str, ...]:
+def _spread_of(sessions: Sequence[Sequence[float]], devices: Sequence[str]) -> float:
+    """Return the standard deviation of several sessions, or of the repetitions of one."""
+    if len(sessions) == 1:
+        return statistics.stdev(sessions[0])
+    alike, freedom = align_devices(sessions, devices)
+    return statistics.pstdev(session_means(alike)) * math.sqrt(len(alike) / freedom)
+
+
+def remark_on(
+    sessions: Sequence[Sequence[float]], devices: Sequence[str] = (), *, on_spread: bool = True
+) -> tuple[str, ...]:
     """List the reasons not to trust the numbers, in words.
 
     Args:
+        devices: of each session.
         on_spread: also those of their spread; no on the emulator, where speeds mean nothing.
     """
-    stats = summarise(sessions)
+    stats = summarise(sessions, devices)
     if stats is None:
         return ("only warm-ups, no measured repetition",)
     if stats.n == 1:

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from harness.results.metrics import session_means
+from harness.results.metrics import align_devices, session_means
 from harness.results.records import Run
 from harness.words import pluralize
 
@@ -49,12 +49,18 @@ class Stability:
 
 
 def grade(
-    sessions: Sequence[Sequence[float]], *, throttled: int = 0, ungated: int = 0, unsettled: int = 0
+    sessions: Sequence[Sequence[float]],
+    devices: Sequence[str] = (),
+    *,
+    throttled: int = 0,
+    ungated: int = 0,
+    unsettled: int = 0,
 ) -> Stability:
     """Grade one metric of one cell.
 
     Args:
         sessions: measured repetitions of each session, warm-ups left out.
+        devices: of each session; what these differ by is no instability.
         throttled: sessions in which the device throttled.
         ungated: sessions that did not wait for a temperature, or gave up waiting.
         unsettled: sessions whose warm-up did not end.
@@ -69,7 +75,8 @@ def grade(
             "spread between sessions is unknown"
         )
         return Stability("?", None, (reason,))
-    score, reasons = _score(with_values, everything)
+    devices = [one for one, values in zip(devices, sessions, strict=False) if values]
+    score, reasons = _score(*align_devices(with_values, devices))
     letter = sum(score < least for least in _LEAST_SCORES)
     doubts = (
         (throttled, "throttled"),
@@ -89,6 +96,7 @@ def grade_runs(runs: Sequence[Run], metric: str) -> Stability:
     sessions = [run for run in runs if run.values(metric)]
     return grade(
         [run.values(metric) for run in sessions],
+        [run.device.serial for run in sessions],
         throttled=sum(was_throttled(run) for run in sessions),
         ungated=sum(not was_gated(run) for run in sessions),
         unsettled=sum(run.warmup_detected is False for run in sessions),
@@ -111,12 +119,11 @@ def was_throttled(run: Run) -> bool:
     return any(c.get("name") == THROTTLING and c.get("outcome") == "seen" for c in run.conditions)
 
 
-def _score(
-    sessions: Sequence[Sequence[float]], everything: Sequence[float]
-) -> tuple[float, list[str]]:
+def _score(sessions: Sequence[Sequence[float]], freedom: int) -> tuple[float, list[str]]:
     means = session_means(sessions)
-    mean = statistics.fmean(means)
-    cv = statistics.stdev(means) / mean if mean else 0.0
+    mean, everything = statistics.fmean(means), [value for one in sessions for value in one]
+    deviation = statistics.pstdev(means) * math.sqrt(len(means) / freedom)
+    cv = deviation / mean if mean else 0.0
     extremes = _ratio(max(means), min(means))
     tail = _tail(everything)
     score = (

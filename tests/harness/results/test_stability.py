@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.results.metrics import summarise
 from harness.results.stability import grade
 
 speeds = st.floats(0.001, 1e6)
@@ -43,7 +44,7 @@ def test_ten_percent_between_sessions_score_nothing_for_it() -> None:
 @pytest.mark.parametrize("doubt", ["throttled", "ungated", "unsettled"])
 def test_a_doubt_lowers_the_grade_and_is_named(doubt: str) -> None:
     calm = [[100.0, 100.0]] * 3
-    found = grade(calm, **{doubt: 2})
+    found = grade(calm, **{doubt: 2})  # type: ignore[arg-type]
     assert found.grade == "B"
     assert found.score == grade(calm).score
     assert found.reasons[-1].startswith("2 of 3 sessions")
@@ -85,3 +86,18 @@ def test_zeros_are_graded_and_nonsense_is_not() -> None:
     for value in (float("nan"), float("inf"), -1.0):
         with pytest.raises(ValueError, match="graded"):
             grade([[1.0], [1.0], [value]])
+
+
+def test_what_devices_differ_by_is_no_instability() -> None:
+    """Two phones 5 % apart, of 0.4 % each: as calm as one of them."""
+    calm = [[50.0 + wobble] for wobble in (0.2, -0.2, 0.1, -0.1, 0.2, -0.2)]
+    both = [*calm, *([1.05 * value] for (value,) in calm)]
+    devices = ["P1"] * 6 + ["P2"] * 6
+    apart, one = summarise(both, devices), summarise(calm)
+    assert apart is not None
+    assert one is not None
+    assert apart.sd == pytest.approx(one.sd, rel=0.1)
+    assert apart.mean == pytest.approx(51.25)
+    assert grade(both, devices).grade == "A" != grade(both).grade
+    few = [[50.0], [52.5], [50.2]]
+    assert grade(few, ["P1", "P2", "P3"]) == grade(few)
