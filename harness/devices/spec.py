@@ -167,7 +167,7 @@ class AndroidType(DeviceType):
 
     def power_cycle(self, spec: DeviceSpec) -> None:
         """See `DeviceType.power_cycle`."""
-        reason = "no command is configured, and no hub port: `python -m tools.map_hub` finds ports"
+        reason = "name a command that switches its power: `power_cycle` in pool.yaml"
         raise DeviceUnsupportedError(str(spec), "power cycle", reason)
 
     def preview(self, spec: DeviceSpec) -> Preview:

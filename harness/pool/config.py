@@ -69,20 +69,6 @@ def _fillable(words: tuple[str, ...] | None) -> tuple[str, ...] | None:
     return words
 
 
-class HubPort(_Model):
-    """A port of a USB hub, as `uhubctl` names it.
-
-    Attributes:
-        hub: location of the hub, e.g. `1-1.4`.
-    """
-
-    hub: Annotated[str, Field(pattern=r"^[0-9][0-9.-]{0,40}$")]
-    port: Annotated[int, Field(ge=1, le=255)]
-
-    def __str__(self) -> str:
-        return f"port {self.port} of hub {self.hub}"
-
-
 class DeviceEntry(_Model):
     """One device, or a discovery of devices.
 
@@ -270,13 +256,10 @@ class PoolConfig(_Model):
 
     Attributes:
         ledger: a SQLite file, or the URL of a database in PostgreSQL that several hosts share.
-        hubs: ports that switch the power of devices, by the devices' names; `tools/map_hub.py`
-            finds them.
     """
 
     devices: tuple[DeviceEntry, ...] = (DeviceEntry(discover="adb"),)
     hosts: dict[Name, HostConfig] = Field(default_factory=dict)
-    hubs: dict[Name, HubPort] = Field(default_factory=dict)
     ledger: Word | None = None
     adb_server: AdbServerConfig = AdbServerConfig()
     recovery: RecoveryConfig = RecoveryConfig()

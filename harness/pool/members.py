@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, RequirementError, UnknownMemberError, WrongUseError
-from harness.pool.config import DeviceEntry, HubPort, PoolConfig, default_name
+from harness.pool.config import DeviceEntry, PoolConfig, default_name
 from harness.pool.ledger import Ledger
 from harness.pool.records import DeviceRow
 from harness.pool.requirement import Requirement, candidates
@@ -24,7 +24,6 @@ class Member:
         name: unique in the pool.
         soc: SoC with which a virtual device is made.
         power_cycle: its own command, in place of the pool's.
-        hub: port of a USB hub that switches its power.
     """
 
     name: str
@@ -32,7 +31,6 @@ class Member:
     tags: frozenset[str] = field(default_factory=frozenset)
     soc: str | None = None
     power_cycle: tuple[str, ...] | None = None
-    hub: HubPort | None = None
 
 
 Discover = Callable[[DeviceEntry], Sequence[DeviceSpec]]
@@ -56,8 +54,7 @@ def configured_members(config: PoolConfig, discover: Discover, where: str) -> li
                     raise ConfigFileError(where, None, f"devices[{number}]", reason)
                 specs.add(spec)
                 names.add(name)
-            hub = config.hubs.get(name)
-            members.append(Member(name, spec, entry.tags, entry.soc, entry.power_cycle, hub))
+            members.append(Member(name, spec, entry.tags, entry.soc, entry.power_cycle))
     return members
 
 

@@ -1,4 +1,4 @@
-"""Programs of the host that a pool runs: a user's commands, and `uhubctl`."""
+"""Programs of the host that a pool runs: a user's commands."""
 
 import subprocess
 from collections.abc import Sequence

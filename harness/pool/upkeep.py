@@ -48,7 +48,6 @@ from harness.errors import (
 )
 from harness.pool.action_names import PROBATION, action_named
 from harness.pool.config import StepName
-from harness.pool.hubs import cycle_power
 from harness.pool.lease import Lease, PoolContext
 from harness.pool.members import Member
 from harness.pool.opener import ReachedDevice, identify
@@ -417,10 +416,6 @@ class Recovery:
     def _power_cycle(self) -> None:
         member, config = self.member, self.context.config
         timeout_s = config.recovery.power_cycle_timeout_s
-        if member.hub is not None and not member.power_cycle:
-            others = _other_serials(member, config.adb_server.trusted_users)
-            cycle_power(member.hub, member.spec.serial, others, timeout_s)
-            return
         command = member.power_cycle or config.recovery.power_cycle
         if command:
             run_program(fill_placeholders(command, member, self.lease.key), timeout_s)
@@ -455,14 +450,6 @@ def _ask(address: ServerAddress, service: str) -> None:
         raise PoolError(f"the adb server says: {error}") from None
     except (StreamClosed, ServerUnreachable, DeadlineExceeded) as error:
         raise AdbServerError(str(address), f"went away: {error}") from None
-
-
-def _other_serials(member: Member, trusted_users: Collection[str]) -> list[str]:
-    """Return the serials of the other devices at this host's adb server, if one runs."""
-    if not is_taken(server_address()):
-        return []
-    entries = ensure_server(trusted_users=trusted_users).devices()
-    return [entry.serial for entry in entries if entry.serial != member.spec.serial]
 
 
 def _tcp_devices(trusted_users: Collection[str]) -> list[str]:

@@ -168,7 +168,7 @@ def test_recover_says_each_step_as_it_begins(
     assert failed.startswith("reconnect: did not help: ")
     assert cycling.startswith("power_cycle: switching its power off and on, 60 s at most")
     assert not_taken.startswith("power_cycle: did not help: not taken: no command is configured")
-    assert "`python -m tools.map_hub`" in not_taken
+    assert "`power_cycle` in pool.yaml" in not_taken
 
 
 def test_drain_and_undrain(pool: Run, pool_file: Path) -> None:
