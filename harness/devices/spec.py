@@ -167,7 +167,7 @@ class AndroidType(DeviceType):
 
     def power_cycle(self, spec: DeviceSpec) -> None:
         """See `DeviceType.power_cycle`."""
-        reason = "name a command that switches its power: `power_cycle` in pool.yaml"
+        reason = "no command is configured: `power_cycle` in pool.yaml names one"
         raise DeviceUnsupportedError(str(spec), "power cycle", reason)
 
     def preview(self, spec: DeviceSpec) -> Preview:
