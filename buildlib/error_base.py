@@ -1,6 +1,8 @@
 """Root of the errors of all packages."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar, dataclass_transform
 
@@ -19,6 +21,20 @@ def one_line(text: str, limit: int = 300) -> str:
     flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     head = limit // 3
     return flat if len(flat) <= limit else f"{flat[:head]} … {flat[head - limit :]}"
+
+
+def nearest_names(
+    given: str, known: Iterable[str], count: int = 1, *, least: float = 0.6
+) -> list[str]:
+    """Return the names nearest to a misspelt one, in any case; with the same letters come first.
+
+    Args:
+        least: likeness from which a name is near, from 0 to 1.
+    """
+    by_lower = {name.lower(): name for name in known}
+    near = get_close_matches(given.lower(), by_lower, max(len(by_lower), 1), least)
+    near.sort(key=lambda name: sorted(name) != sorted(given.lower()))
+    return [by_lower[name] for name in near[:count]]
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))

@@ -19,10 +19,9 @@
 such a line about a model that is built or run all the same.
 """
 
-from difflib import get_close_matches
 from pathlib import Path
 
-from buildlib.error_base import QnnfarmError, one_line
+from buildlib.error_base import QnnfarmError, nearest_names, one_line
 
 
 class ModelWarning(UserWarning):
@@ -60,7 +59,7 @@ class UnknownOptionError(InvalidOptionError):
 
     def __init__(self, key: str, options: tuple[str, ...]) -> None:
         self.options = options
-        near = get_close_matches(key, options, 1)
+        near = nearest_names(key, options)
         reason = f"no such option: did you mean {near[0]}?" if near else "no such option"
         super().__init__(key, reason, () if near else options)
 

@@ -13,9 +13,9 @@ MHz, 84.8 GB/s on the 8 Elite (geektopia.es), 5300 MHz on the 8 Elite Gen 5 (low
 Elite has eight channels and 136 GB/s (mashdigi.com).
 """
 
-import difflib
 from dataclasses import dataclass
 
+from buildlib.error_base import nearest_names
 from buildlib.errors import BuildError
 
 _EMULATOR_SUFFIX = "emulator"
@@ -105,7 +105,8 @@ def find_soc(name: str) -> Soc:
     """Return the SoC of that part number, in upper or lower case."""
     soc = soc_named(name)
     if soc is None:
-        raise _unknown(name)
+        forms = "write SM8750 for a phone or SM8750:emulator"
+        raise BuildError(f"unknown SoC {name!r}: {forms}; {suggest_socs(name)}")
     return soc
 
 
@@ -117,14 +118,9 @@ def soc_named(name: str) -> Soc | None:
 def suggest_socs(name: str) -> str:
     """Return the part numbers to write in place of an unknown one: the nearest, and all."""
     names = [soc.name for soc in _CATALOG]
-    near = difflib.get_close_matches(name.strip().upper(), names, n=1, cutoff=0.6)
+    near = nearest_names(name.strip(), names)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"{hint}known are {', '.join(names)}"
-
-
-def _unknown(text: str) -> BuildError:
-    forms = "write SM8750 for a phone or SM8750:emulator"
-    return BuildError(f"unknown SoC {text!r}: {forms}; {suggest_socs(text)}")
 
 
 def parse_target(text: str) -> Target:
@@ -139,6 +135,8 @@ def parse_target(text: str) -> Target:
     head, separator, rest = text.strip().partition(":")
     if separator and head.lower() == _CHIPSET_PREFIX:
         head, separator, rest = rest.partition(":")
+    soc = find_soc(head)
     if separator and rest.strip().lower() != _EMULATOR_SUFFIX:
-        raise _unknown(text)
-    return Target(find_soc(head), emulator=bool(separator))
+        forms = f"write {soc.name}:{_EMULATOR_SUFFIX} for its emulator, {soc.name} for a phone"
+        raise BuildError(f"unknown target {text!r}: {forms}")
+    return Target(soc, emulator=bool(separator))

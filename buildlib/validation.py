@@ -3,14 +3,13 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, core_schema
 
-from buildlib.error_base import one_line
+from buildlib.error_base import nearest_names, one_line
 
 Location = Sequence[int | str]
 
@@ -162,9 +161,8 @@ def nearest_key(given: str, hints: Mapping[str, str]) -> str | None:
     Args:
         hints: each key, by the names that it has and had.
     """
-    by_lower = {name.lower(): key for name, key in hints.items()}
-    near = get_close_matches(given.lower(), by_lower, 1)
-    return by_lower[near[0]] if near else None
+    near = nearest_names(given, hints)
+    return hints[near[0]] if near else None
 
 
 def _hints(models: Iterable[type[BaseModel]]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from buildlib.error_base import nearest_names
 from reports.errors import ReportError
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def report(
 def _print_figure(composed: "Page", name: str, chosen: FigureFormat) -> None:
     figures = {one.id: one for one in composed.figures}
     if name not in figures:
-        raise ReportError(f"the report has no figure {name!r}; it has {', '.join(figures)}")
+        near = " or ".join(nearest_names(name, figures, 3, least=0)) or "nothing"
+        raise ReportError(f"none of the report's {len(figures)} figures is {name!r}: try {near}")
     _print(figures[name], chosen)
 
 

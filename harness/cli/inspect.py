@@ -66,6 +66,8 @@ def inspect(
 
     Example: qnnfarm inspect CONTAINER_DIR
     """
+    if not path.exists():
+        raise InputFileError(str(path), "no such file or folder")
     if (path / SIDECAR).is_file():
         _inspect_entry(path, every=tensors, json=json)
     elif path.suffix == SUFFIX and path.is_file():
@@ -80,8 +82,11 @@ def inspect(
             _print_infos(answers(), {path.name: info}, every=tensors)
     elif (path / CONFIG_FILE).is_file() and not is_container(path):
         _inspect_checkpoint(path / CONFIG_FILE, json=json)
-    else:
+    elif (path / METADATA).exists():
         _inspect_container(path, every=tensors, json=json)
+    else:
+        reason = f"the folder has no {METADATA} (a container), {CONFIG_FILE} (a model) or {SIDECAR}"
+        raise InputFileError(str(path), f"{reason} (an entry of the cache)")
 
 
 def _inspect_checkpoint(config_file: Path, *, json: bool) -> None:

@@ -9,7 +9,6 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from buildlib.builder.runner import OnStage, StageRunner
 from buildlib.builder.stage import CachedStage
 from buildlib.cache.layout import SIDECAR
+from buildlib.error_base import nearest_names
 from buildlib.paths import user_path
 from harness.errors import WrongUseError
 from harness.pipeline.settings import PipelineSettings
@@ -35,7 +35,7 @@ class StageConfig(BaseModel):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which name an unknown one is nearest to, or else which ones are known."""
     names = list(known)
-    near = get_close_matches(name, names, 1)
+    near = nearest_names(name, names)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
 
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildlib.errors import BuildError
-from buildlib.targets import Soc, Target, catalog, find_soc, parse_target
+from buildlib.targets import Soc, Target, catalog, parse_target
 
 
 @given(st.sampled_from(catalog()), st.booleans())
@@ -25,7 +25,7 @@ def test_a_target_survives_its_text(soc: Soc, emulator: bool) -> None:
 )
 def test_ways_to_write_a_target(text: str, target: str | None) -> None:
     if target is None:
-        with pytest.raises(BuildError, match="unknown SoC"):
+        with pytest.raises(BuildError, match=r"^unknown (SoC|target) "):
             parse_target(text)
     else:
         assert str(parse_target(text)) == target
@@ -35,9 +35,12 @@ def test_ways_to_write_a_target(text: str, target: str | None) -> None:
 def test_a_near_name_is_suggested() -> None:
     phone = parse_target("SM8750")
     assert (phone.soc.soc_model, phone.soc.dsp_arch, phone.emulator) == (69, "v79", False)
-    with pytest.raises(BuildError, match="did you mean SM8750") as caught:
-        find_soc("SM875")
-    assert caught.value.exit_code == 2
+    for typed in ("SM875", "sm8570", "SM8570:emulator"):
+        with pytest.raises(BuildError, match=r"did you mean SM8750\?") as caught:
+            parse_target(typed)
+        assert caught.value.exit_code == 2
+    with pytest.raises(BuildError, match="write SM8750:emulator for its emulator"):
+        parse_target("chipset:SM8750:emulatr")
 
 
 @given(st.text().filter(lambda text: "SM" not in text.upper()))

@@ -5,7 +5,6 @@ compiler made of them, or of the device.
 """
 
 import dataclasses
-import difflib
 import fnmatch
 import re
 import tempfile
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.layout import MODEL_FILE
+from buildlib.error_base import nearest_names
 from buildlib.graph import interface
 from buildlib.graph.decoder import build_decoder
 from buildlib.graph.files import save_model
@@ -154,7 +154,7 @@ class FloatReference:
         """Return the names that one of the patterns matches, as file names match."""
         for pattern in patterns:
             if not fnmatch.filter(self._axes, pattern):
-                near = difflib.get_close_matches(pattern, self._axes, 3)
+                near = nearest_names(pattern, self._axes, 3)
                 hint = f": did you mean {' or '.join(near)}?" if near else ""
                 raise WrongUseError(f"the float model has no tensor {pattern}{hint}")
         return [name for name in self._axes if any(fnmatch.fnmatchcase(name, p) for p in patterns)]

@@ -162,7 +162,7 @@ TABLE: tuple[tuple[int, str, str], ...] = (
     (NO_ANSWER, "generate {encoder_bundle} --prompt a", "a text encoder, which answers no prompts"),
     (NO_ANSWER, "history decode --db nothing.db", "no results database"),
     (NO_ANSWER, "import-container nothing --out container", ""),
-    (NO_ANSWER, "inspect nothing", ""),
+    (NO_ANSWER, "inspect nothing", "cannot use the file 'nothing': no such file or folder"),
     (NO_ANSWER, "inspect text.bin", ""),
     (NO_ANSWER, "inspect empty.zip", ""),
     (NO_ANSWER, "inspect entry", "metadata.json"),
