@@ -284,34 +284,39 @@ def main() -> NoReturn:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under `nohup`, or a script's `&`
             signal.signal(number, interrupts)
     warnings.showwarning = _show_warning
-    code: int | str | None = 0
+    code, words = _answer()
+    for stream, last in ((sys.stdout, ""), (sys.stderr, words)):
+        try:
+            if stream is not None:  # as under `>&-`
+                stream.write(last)
+                stream.flush()
+        except OSError:
+            # Nobody reads it, or its disk is full; the interpreter must not complain at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            code = NO_ANSWER if stream is sys.stdout else code
+    sys.exit(INTERRUPTED if interrupts.seen else code)
+
+
+def _answer() -> tuple[int | str | None, str]:
+    """Run the command; return its exit code, and what is left to say on stderr."""
     try:
-        code = command_line()(prog_name="qnnfarm", standalone_mode=False)
+        return command_line()(prog_name="qnnfarm", standalone_mode=False), ""
     except _UsageError as error:
-        code = NO_ANSWER
-        sys.stderr.write(_usage_line(error))
+        return NO_ANSWER, _usage_line(error)
     except SystemExit as left:
-        code = left.code
+        # typer leaves with 1 if the reader of our output has left (`qnnfarm ... | head`)
+        return NO_ANSWER if isinstance(left.__context__, BrokenPipeError) else left.code, ""
     except KeyboardInterrupt:
-        code = INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output left (`qnnfarm ... | head`); the interpreter must not complain at
-        # exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = NO_ANSWER
+        return INTERRUPTED, ""
     except OSError as error:
         # What we know to go wrong has an error of its own; this is the rest of what a file system
         # can do to us: no permission, no space, a file where a folder should be.
-        code = NO_ANSWER
         reason = f"{error.filename or 'the system'}: {error.strerror or error}"
-        sys.stderr.write(f"qnnfarm: {one_line(reason, _LONGEST_LINE)}\n")
+        return NO_ANSWER, f"qnnfarm: {one_line(reason, _LONGEST_LINE)}\n"
     except QnnfarmError as error:
-        code = error.exit_code
-        sys.stderr.write(f"qnnfarm: {one_line(_explained(str(error)), _LONGEST_LINE)}\n")
+        return error.exit_code, f"qnnfarm: {one_line(_explained(str(error)), _LONGEST_LINE)}\n"
     except Exception:  # noqa: BLE001  (a bug of ours says nothing about what was asked)
-        code = NO_ANSWER
-        sys.stderr.write(visible(traceback.format_exc()))
-    sys.exit(INTERRUPTED if interrupts.seen else code)
+        return NO_ANSWER, visible(traceback.format_exc())
 
 
 def _explained(text: str) -> str:

@@ -1,7 +1,10 @@
 """One rule for all commands, tried with each of them: docs/exit-codes.md; refusals are one line."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -260,6 +263,21 @@ def test_the_code_says_what_the_answer_is(
         assert said in error
         assert not done.stdout
         assert {path.name for path in set(tmp_path.iterdir()) - before} <= {"state"}
+
+
+def test_an_answer_that_nobody_reads_is_none(tmp_path: Path) -> None:
+    """Its reader has left, as `true` does behind a pipe, or its disk is full."""
+    reader, pipe = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "harness.cli"]
+    wrong = subprocess.run([*command, "bnech"], stderr=pipe, check=False)
+    assert wrong.returncode == NO_ANSWER
+    with (tmp_path / "err").open("wb") as err, Path("/dev/full").open("wb") as full:
+        left = subprocess.run([*command, "explain", "-6"], stdout=pipe, stderr=err, check=False)
+        spilt = subprocess.run([*command, "--version"], stdout=full, stderr=err, check=False)
+    os.close(pipe)
+    assert (left.returncode, spilt.returncode) == (NO_ANSWER, NO_ANSWER)
+    assert (tmp_path / "err").read_text() == "qnnfarm: the system: No space left on device\n"
 
 
 def test_doctor_without_the_compiler(adb_server: AdbServer) -> None:
