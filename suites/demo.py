@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.arguments import Json
+
 SOCS = ("SM8650", "SM8750")
 
 
@@ -18,6 +20,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for containers, results and report.")] = Path(
         "qnnfarm-demo"
     ),
+    *,
+    json: Json = False,
 ) -> None:
     """Build, run, measure and report a model on two virtual devices. No phone, no SDK.
 
@@ -39,5 +43,5 @@ def demo(
             device = stack.enter_context(steps.virtual_device(soc, server, progress))
             steps.measure(builds[soc].container, device, store, references, progress)
         progress.step(f"report {out / 'report.html'}")
-    steps.report(db, out / "report.html")
+    steps.report(db, out / "report.html", json=json)
     steps.print_leftovers(SOCS)

@@ -217,6 +217,6 @@ def print_leftovers(socs: Sequence[str]) -> None:
     remarks().print(remark, markup=False, soft_wrap=True)
 
 
-def report(db: Path, out: Path) -> None:
-    """Write the report and print its table."""
-    write_report(db=str(db), out=out, as_json=False)
+def report(db: Path, out: Path, *, json: bool) -> None:
+    """Write the report and print its table, or its summary as JSON."""
+    write_report(db=str(db), out=out, as_json=json)

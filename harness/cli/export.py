@@ -8,7 +8,8 @@ import typer
 from buildlib.builder.aimet_export import export_for_aimet
 from buildlib.graph.shape import GraphShape
 from buildlib.paths import user_path
-from harness.console import answers
+from harness.cli.arguments import Json
+from harness.console import answers, print_json
 
 
 def export(
@@ -26,6 +27,7 @@ def export(
     ] = True,
     ar: Annotated[int, typer.Option(min=1, help="Tokens per graph call.")] = 128,
     cl: Annotated[int, typer.Option(min=2, help="Context length in tokens.")] = 4096,
+    json: Json = False,
 ) -> None:
     """Write a model as float ONNX in canonical form, with tokenizer and configuration beside it.
 
@@ -36,6 +38,9 @@ def export(
     """
     del for_aimet  # true always
     path = export_for_aimet(model_dir, user_path(out), GraphShape(ar, cl))
+    if json:
+        print_json({"model": str(path), "dtype": "float32", "ar": ar, "cl": cl})
+        return
     answers().print(
         f"{path}: float32, AR {ar}, CL {cl}; build it with `qnnfarm build {out} --encodings FILE`"
     )

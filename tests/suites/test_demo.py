@@ -1,5 +1,6 @@
 """The demo as a newcomer runs it, and as an impatient one interrupts it."""
 
+import json
 import os
 import re
 import signal
@@ -27,8 +28,8 @@ _OF_ONE_SOC = (
 
 
 @contextmanager
-def demo(folder: Path, **environment: str) -> Iterator["subprocess.Popen[str]"]:
-    command = [PYTHON, "-m", "harness.cli", "demo", "--out", str(folder)]
+def demo(folder: Path, *options: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
+    command = [PYTHON, "-m", "harness.cli", "demo", "--out", str(folder), *options]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -106,10 +107,11 @@ def test_the_demo_does_the_main_job_twice(tmp_path: Path, environment: dict[str,
     assert leftovers(environment) == []
     assert not server_runs(environment)
 
-    with demo(out, **environment) as process:
-        _, stderr = process.communicate()
+    with demo(out, "--json", **environment) as process:
+        stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr
     assert re.findall(r"pushed ([0-9.]+) MiB", stderr) == ["0.0", "0.0"]
+    assert json.loads(stdout)["report"] == str(out / "report.html")
     assert "compile part 1 of 2: from the cache" in stderr
 
 

@@ -18,6 +18,7 @@ _PLATFORM = "manylinux_2_34_aarch64"
 _PACKAGE = "onnxruntime_qnn"
 _LICENSES = ("LICENSE", "Qualcomm_LICENSE.pdf", "ThirdPartyNotices.txt")
 _LIBRARIES = re.compile(r"lib(Genie|QnnSystem|QnnHtp\w*)\.so")
+_UNREACHED = re.compile(r"connection broken by '(.*)': /")
 _TIMEOUT_S = 1800.0
 
 
@@ -59,9 +60,17 @@ def _download(version: str, folder: Path, pip: Sequence[str]) -> Path:
         raise LibrariesFetchError(requirement, str(error)) from error
     wheels = sorted(folder.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
-        lines = [line for line in process.stderr.splitlines() if not line.startswith("WARNING")]
-        raise LibrariesFetchError(requirement, lines[-1] if lines else "pip says nothing of why")
+        raise LibrariesFetchError(requirement, _reason(process.stderr))
     return wheels[0]
+
+
+def _reason(said: str) -> str:
+    """Say why pip failed: what it says last of an index that it cannot reach is no reason."""
+    if broken := _UNREACHED.findall(said):
+        fault = broken[-1].rpartition(">: ")[2].strip("'\")")
+        return f"pip could not reach its package index: {fault}"
+    lines = [line for line in said.splitlines() if not line.startswith("WARNING")]
+    return lines[-1] if lines else "pip says nothing of why"
 
 
 def _unpack(archive: Path, folder: Path) -> None:

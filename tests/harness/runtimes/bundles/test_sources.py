@@ -1,5 +1,6 @@
 """Where Genie for a device comes from, and what is said where it comes from nowhere."""
 
+import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,3 +232,16 @@ def test_a_fetch_that_fails_leaves_nothing(
     with pytest.raises(LibrariesFetchError, match=says):
         fetch_wheel("1.0", wheel, pip=pip)
     assert not wheel.exists()
+
+
+def test_an_index_that_cannot_be_reached_is_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip's own last line is "No matching distribution found"."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    nowhere = {"CONFIG_FILE": os.devnull, "INDEX_URL": "http://127.0.0.1:1/simple", "RETRIES": "1"}
+    for name, value in nowhere.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    with pytest.raises(LibrariesFetchError, match=r"could not reach its .* index: .*refused$"):
+        fetch_wheel("1.0", tmp_path / "wheel")
