@@ -5,7 +5,7 @@ import os
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
-from functools import lru_cache, partial, wraps
+from functools import cache, lru_cache, partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Row, func, or_, select
@@ -461,8 +461,9 @@ class Ledger:
         holders = select(leases).where(leases.c.key.in_(keys))
         before = {requests[key].ticket for key in keys if key in requests} - {ticket}
         blocking = (holders, select(tickets).where(tickets.c.id.in_(before)))
+        ended = cache(self._has_ended)
         return any(
-            self._is_ahead(other, beat) or self._is_dead(other, beat)
+            self._is_ahead(other, beat) or self._is_dead(other, beat, ended)
             for query in blocking
             for other in db.execute(query)
         ) or bool(self._reserved_from_holders(db))
@@ -849,16 +850,16 @@ class Ledger:
 
     def _expire_dead_owners(self, db: Connection) -> None:
         """End the leases and tickets of dead processes, and repair contradictions."""
-        beat = self._beat(db)
+        beat, ended = self._beat(db), cache(self._has_ended)
         for row in db.execute(select(tickets)).all():
             if self._is_ahead(row, beat):
                 db.execute(tickets.update().where(tickets.c.id == row.id).values(beat=beat))
-            elif self._is_dead(row, beat):
+            elif self._is_dead(row, beat, ended):
                 db.execute(tickets.delete().where(tickets.c.id == row.id))
         for row in db.execute(select(leases)).all():
             if self._is_ahead(row, beat):
                 db.execute(leases.update().where(leases.c.key == row.key).values(beat=beat))
-            elif why := self._is_dead(row, beat):
+            elif why := self._is_dead(row, beat, ended):
                 self._take_lease(db, row, why)
         self._end_reserved(db)
         leased = select(leases.c.key)
@@ -896,10 +897,14 @@ class Ledger:
         """Return whether the server's clock was set back since a heartbeat."""
         return self.database.path is None and row.beat > beat
 
-    def _is_dead(self, row: Row[Any], beat: float) -> str:
-        """Return why the process of a lease or ticket has lost it; empty if it has not."""
+    def _is_dead(self, row: Row[Any], beat: float, ended: Callable[[Owner], bool]) -> str:
+        """Return why the process of a lease or ticket has lost it; empty if it has not.
+
+        Args:
+            ended: looks at each process once: one may hold hundreds of devices.
+        """
         owner = owner_of(row)
-        if self._has_ended(owner):
+        if ended(owner):
             return f"{owner} is gone"
         # A beat from the future is of another boot whose id could not be read.
         is_of_this_boot = row.beat <= beat or self._is_ahead(row, beat)
