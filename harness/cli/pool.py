@@ -409,7 +409,7 @@ def send_tests(receivers: Sequence[ReceiverConfig], test: Notification) -> bool:
             success = False
             print_remark(str(error))
         else:
-            print_remark(f"{receiver.receiver} took it")
+            print_remark(f"{receiver.command[0]} took it")
     return success
 
 

@@ -11,7 +11,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    HttpUrl,
     StringConstraints,
     field_validator,
     model_validator,
@@ -39,13 +38,6 @@ Name = Annotated[
 ]
 Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$", strict=True)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
-Address = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64}(@[A-Za-z0-9.-]{1,255})?$", strict=True
-    ),
-]
-"""A mail address, or the name of a user of this host."""
 Account = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"), BeforeValidator(_as_text)
 ]
@@ -200,37 +192,14 @@ class QuarantineConfig(_Backoff):
 
 
 class ReceiverConfig(_Model):
-    """One receiver of notifications: a command, a webhook or mail addresses.
+    """A command that takes notifications.
 
     Attributes:
         command: program and arguments, run without a shell; the notification is on its stdin.
-        webhook: URL that the notification is posted to.
-        mail: addresses that it is mailed to.
-        mail_from: sender of the mail; by default that of `sendmail`.
-        sendmail: program that takes the mail, as sendmail(8) does; the system's by default.
     """
 
-    command: tuple[Word, ...] = ()
-    webhook: HttpUrl | None = None
-    mail: Annotated[tuple[Address, ...], Field(max_length=100)] = ()
-    mail_from: Address | None = None
-    sendmail: Word | None = None
+    command: Annotated[tuple[Word, ...], Field(min_length=1)]
     timeout_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 10.0
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        if sum(map(bool, (self.command, self.webhook, self.mail))) != 1:
-            raise ValueError("give one of `command`, `webhook` and `mail`")
-        if (self.mail_from or self.sendmail) and not self.mail:
-            raise ValueError("`mail_from` and `sendmail` go with `mail`")
-        return self
-
-    @property
-    def receiver(self) -> str:
-        """The program, the addresses, or the webhook's host: a whole URL may hold a secret."""
-        if self.webhook:
-            return str(self.webhook.host)
-        return ", ".join(self.mail) or self.command[0]
 
 
 class NotificationConfig(ReceiverConfig):

@@ -1,19 +1,13 @@
-"""Notifications: commands, webhooks and mail that tell of lost devices, plans and nights."""
+"""Notifications: commands that are told of lost devices, plans and nights."""
 
 import hashlib
 import json
 import logging
-import os
-import shutil
 import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from email.message import EmailMessage
-from email.policy import SMTP
 from typing import Literal
 
 from harness.errors import LedgerError, NotificationError, PoolError, one_line
@@ -25,22 +19,19 @@ from harness.pool.states import Event
 log = logging.getLogger(__name__)
 
 _POLL_S = 2.0
-_SENDMAIL_FOLDERS = ("/usr/sbin", "/usr/lib")
-"""Folders of sendmail(8) that are not on the PATH of users or of cron."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One notification, sent as a JSON object with these keys, or as a mail.
+    """One notification, sent as a JSON object with these keys.
 
     Attributes:
         subject: name of the device in the pool, or of the plan.
-        text: one line for people. Slack, Mattermost and others show this key of a posted object; a
-            mail has it as its subject.
+        text: one line for people; Slack, Mattermost and others show this key of a posted object.
         at: seconds since 1970.
         host: of the process that sends it.
         details: more keys of the JSON object.
-        body: text of a mail; `text` by default.
+        body: all of it for people, in lines; `text` by default.
     """
 
     event: NoticeKind | Literal["nightly", "test"]
@@ -53,51 +44,17 @@ class Notification:
 
     def as_mapping(self) -> Mapping[str, object]:
         """Return the JSON object."""
-        own = ("event", "subject", "text", "at", "host")
-        return {**{key: getattr(self, key) for key in own}, **self.details}
+        own = {key: getattr(self, key) for key in ("event", "subject", "text", "at", "host")}
+        return {**own, "body": self.body or self.text, **self.details}
 
 
 def send(receiver: ReceiverConfig, notification: Notification) -> None:
     """Send a notification to one receiver."""
     body = json.dumps(notification.as_mapping()).encode()
     try:
-        if receiver.mail:
-            command = [_sendmail(receiver), "-i", "-t"]
-            run_program(command, receiver.timeout_s, _mail(receiver, notification))
-        elif receiver.webhook is None:
-            run_program(receiver.command, receiver.timeout_s, body)
-        else:
-            headers = {"Content-Type": "application/json", "User-Agent": "qnnfarm"}
-            # The schema allows http and https alone.
-            request = urllib.request.Request(str(receiver.webhook), body, headers)  # noqa: S310
-            urllib.request.urlopen(request, timeout=receiver.timeout_s).close()  # noqa: S310
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise NotificationError(receiver.receiver, f"it answers with status {error.code}") from None
-    except (PoolError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise NotificationError(receiver.receiver, one_line(str(reason))) from None
-
-
-def _sendmail(receiver: ReceiverConfig) -> str:
-    folders = os.pathsep.join((os.environ.get("PATH", os.defpath), *_SENDMAIL_FOLDERS))
-    program = receiver.sendmail or shutil.which("sendmail", path=folders)
-    if program is None:
-        reason = "this host has no sendmail: install one, such as Debian's msmtp-mta, or name it"
-        raise PoolError(f"{reason} by `sendmail`")
-    return program
-
-
-def _mail(receiver: ReceiverConfig, notification: Notification) -> bytes:
-    """Return a mail with the recipients in its header, where `sendmail -t` finds them."""
-    mail = EmailMessage()
-    mail["To"] = ", ".join(receiver.mail)
-    if receiver.mail_from:
-        mail["From"] = receiver.mail_from
-    mail["Subject"] = one_line(f"[qnnfarm] {notification.text}", 200)
-    mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody's holiday answers it
-    mail.set_content(notification.body or notification.text)
-    return mail.as_bytes(policy=SMTP.clone(linesep="\n"))
+        run_program(receiver.command, receiver.timeout_s, body)
+    except PoolError as error:
+        raise NotificationError(receiver.command[0], one_line(str(error))) from None
 
 
 class Notifier:

@@ -163,7 +163,7 @@ def test_receivers_can_be_tested(lab: Lab) -> None:
     ("keys", "complaint"),
     [
         ({"nightly": {"keep": 0}}, "nightly.keep"),
-        ({"nightly": {"tell": [{}]}}, "give one of `command`, `webhook` and `mail`"),
+        ({"nightly": {"tell": [{}]}}, "nightly.tell[0].command"),
         ({"nightly": {"url": "file:///etc"}}, "nightly.url"),
         ({"containers": [{"path": "a", "build": {"model": "m"}}]}, "containers[0].build.target"),
         ({"containers": [{"path": "a", "build": BUILD | {"ar": [0]}}]}, "containers[0].build.ar"),

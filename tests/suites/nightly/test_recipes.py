@@ -91,7 +91,7 @@ def test_the_plan_of_the_guide_is_one(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(text)
     plan = load_plan(tmp_path / "plan.yaml")
     assert plan.containers[0].build is not None
-    assert len(plan.nightly.tell) == 2
+    assert len(plan.nightly.tell) == 1
 
 
 def test_the_message_of_the_guide_has_the_keys_of_real_ones() -> None:

@@ -63,7 +63,7 @@ class Nights:
     tonight: int = 0
 
     def run(self) -> list[Night]:
-        settings = NightlyEntry.model_validate({"tell": [{"mail": ["root"]}], "keep": NIGHTS})
+        settings = NightlyEntry.model_validate({"tell": [{"command": ["a"]}], "keep": NIGHTS})
         archive = Archive(self.folder / "nights", "lab")
         found = []
         for _ in range(1, self.nights.start):
