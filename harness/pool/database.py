@@ -5,7 +5,6 @@ on PostgreSQL each takes an advisory lock first. So a check in a transaction hol
 """
 
 import contextlib
-import errno
 import os
 import sqlite3
 import threading
@@ -31,6 +30,7 @@ from harness.results.database import (
     database_file,
     enter_wal,
     first_line,
+    full_disk,
     is_lost,
     make_file_engine,
     make_server_engine,
@@ -56,9 +56,6 @@ _QUEUED_S = 1.0
 
 Of the processes of a host that lost its network, only those are served then that asked last.
 """
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-_LEAST_SPACE = 1 << 16
-"""Free bytes below which a file of SQLite cannot grow."""
 _LOCK = 0x716E6670
 _CHANNEL = "qnnfarm_pool"
 _CHANGES = "SELECT value FROM pool_counters WHERE name = 'changes'"
@@ -382,9 +379,7 @@ class Database:
             return (_damaged if is_damaged else LedgerError)(self.location, reason)
         if not isinstance(cause, sqlite3.OperationalError | OSError):
             return _damaged(self.location, reason)  # or a value that means nothing
-        if _is_full_disk(self.path.parent, cause):
-            reason = f"no space is left on the disk of {self.path.parent}: free some there"
-        return LedgerError(self.location, reason)
+        return LedgerError(self.location, full_disk(self.path.parent, cause) or reason)
 
 
 def _damaged(location: str, reason: str) -> LedgerError:
@@ -395,16 +390,3 @@ def _add_counters(connection: Connection) -> None:
     add = sqlalchemy.text("INSERT INTO pool_counters VALUES (:name, :value) ON CONFLICT DO NOTHING")
     rows = [{"name": name, "value": value} for name, value in _COUNTERS.items()]
     connection.execute(add, rows)
-
-
-def _is_full_disk(folder: Path, error: sqlite3.OperationalError | OSError) -> bool:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) in _NO_SPACE:
-        return True
-    if code not in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}:
-        return False
-    try:  # for some files, SQLite does not tell a full disk from a broken one
-        disk = os.statvfs(folder)
-    except OSError:
-        return False
-    return disk.f_bavail * disk.f_frsize < _LEAST_SPACE or not disk.f_favail

@@ -9,6 +9,7 @@ psycopg is imported when a database on a server is opened, not before: results i
 driver.
 """
 
+import errno
 import functools
 import json
 import os
@@ -40,6 +41,9 @@ BUSY_TIMEOUT_S = 30.0
 _RETRY_S = 0.2
 _KEPT_TEXTS = 1024
 """JSON texts that are read once: nearly all runs of a history have the same versions and clocks."""
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_LEAST_SPACE = 1 << 16
+"""Free bytes below which a file of SQLite cannot grow."""
 _SQLITE_MAGIC = b"SQLite format 3\0"
 
 WRITES = "qnnfarm_writes"
@@ -371,8 +375,10 @@ def translate_errors(location: str, busy_timeout_s: float) -> Iterator[None]:
                 location,
                 f"it stayed locked by another process for {busy_timeout_s:g} s: try again later",
             ) from error
-        if isinstance(cause, sqlite3.Error) and _is_damaged(text):
-            raise StoreUnavailableError(location, text) from error
+        if isinstance(cause, sqlite3.Error):
+            text = full_disk(Path(location).parent, cause) or text
+            if _is_damaged(text):
+                raise StoreUnavailableError(location, text) from error
         is_ended = getattr(cause, "sqlstate", None) == _DEADLOCK
         if is_ended or (isinstance(error, DBAPIError) and is_lost(error)):
             raise StoreLostError(location, text) from error
@@ -387,6 +393,19 @@ def _is_locked(cause: BaseException, text: str) -> bool:
 
 def _is_damaged(text: str) -> bool:
     return "not a database" in text or "malformed" in text
+
+
+def full_disk(folder: Path, error: sqlite3.Error | OSError) -> str:
+    """Return that the disk of a SQLite file is full, if that is what its error means, or empty."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    full = code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) in _NO_SPACE
+    if code in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}:
+        with suppress(
+            OSError
+        ):  # for some files, SQLite does not tell a full disk from a broken one
+            disk = os.statvfs(folder)
+            full = disk.f_bavail * disk.f_frsize < _LEAST_SPACE or not disk.f_favail
+    return f"no space is left on the disk of {folder}: free some there" if full else ""
 
 
 def first_line(error: BaseException) -> str:
