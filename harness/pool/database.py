@@ -44,7 +44,8 @@ _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
 _AWAY_S = 0.2
 _FIRST_S = 5.0
-"""So long may a server refuse connections that this process never reached."""
+"""So long may a server refuse or cut connections that this process never reached."""
+_AWAY = ("refused", "closed the connection", "reset by peer")
 _COMES = "the database system is "
 """So begins what a server says that starts up, recovers or shuts down, in versions 9 to 18."""
 _LONGEST_TRY_S = 10.0
@@ -368,7 +369,7 @@ class Database:
                 self._drop()
                 text = str(cause)
                 self._was_there |= _COMES in text
-                if self._was_there or "refused" in text:
+                if self._was_there or any(words in text for words in _AWAY):
                     raise _LostServerError(first_line(cause)) from None
             raise self._error(cause) from None
 

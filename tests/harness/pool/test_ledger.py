@@ -690,8 +690,12 @@ def test_process_that_begins_while_the_server_restarts_waits_for_it(
 
 
 @pytest.mark.parametrize(
-    "state", ["starting up", "not yet accepting connections", "in recovery mode", "shutting down"]
-)
+    "state",
+    [
+        "starting up", "not yet accepting connections", "in recovery mode", "shutting down",
+        "closed the connection",  # as it went away
+    ],
+)  # fmt: skip
 def test_a_server_that_will_be_there_is_waited_for(
     state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -699,13 +703,15 @@ def test_a_server_that_will_be_there_is_waited_for(
     own_time = SimpleNamespace(monotonic=clock.boottime, sleep=lambda _: clock.sleep(5))
     monkeypatch.setattr("harness.pool.database.time", own_time)
     fields = f"SFATAL\0VFATAL\0C57P03\0Mthe database system is {state}\0\0".encode()
+    answer = b"E" + struct.pack("!I", len(fields) + 4) + fields
+    is_cut = state == "closed the connection"
 
     def serve(listening: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
                 with listening.accept()[0] as connection:
                     connection.recv(4096)
-                    connection.sendall(b"E" + struct.pack("!I", len(fields) + 4) + fields)
+                    connection.sendall(b"" if is_cut else answer)
                     next(tries)
 
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as threads:
