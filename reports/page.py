@@ -14,7 +14,7 @@ from harness.results.history import Series, find_series
 from harness.results.identity import place
 from harness.results.metrics import BRIEF_METRICS, find_metric
 from harness.results.records import SIDES, RepetitionTelemetry, Run, RunMeans
-from harness.results.store import EVERYTHING, ResultsStore, RunFilter
+from harness.results.store import EVERYTHING, ResultsStore, RunFilter, without_collection
 from harness.results.timeline import UNTRACED, build_timeline, read_traces
 from harness.words import HOST_CPU, pluralize, stand_in
 from reports import charts, summary, text
@@ -118,7 +118,7 @@ def load(
         StoreError: there is no such store, or it cannot be read.
         NotStoredError: it has no results of the baseline.
     """
-    with ResultsStore.open(location, create=False) as store:
+    with ResultsStore.open(location, create=False) as store, without_collection():
         all_means = store.means()  # whatever is shown of a history, the whole is judged
         means = tuple(one for one in all_means if wanted.matches(one.run))
         runs = [one.run for one in means]

@@ -28,6 +28,7 @@ from harness.results.history import (
     Series,
     SeriesFilter,
     iterate_series,
+    mark_store,
     mark_subjects,
     read_series,
 )
@@ -47,6 +48,8 @@ _NIGHT_APART = timedelta(hours=36)
 _FAR_GREATER = 1.5
 _RECOVERY = 0.5
 """Part of a loss whose recovery makes it fixed."""
+_ALL = ""
+"""The subject of the mark of a whole store."""
 _RECOVERED = "recovered on "
 """The beginning of the note of a loss that the series itself has fixed."""
 
@@ -176,11 +179,14 @@ def review_new(store: ResultsStore) -> tuple[Alert, ...]:
     with store.database.reading() as connection:
         rows = connection.execute(select(table)).all()
         newest = connection.scalar(ended)
-    marked = {row.subject: row.judged for row in rows}
+    marked, whole = {row.subject: row.judged for row in rows}, mark_store(store)
+    if marked.get(_ALL) == whole:
+        return ()
     judged_until = max((row.until for row in rows if row.until), default=None)
     until = min(newest, now()) if newest else None  # clocks of hosts may be wrong
     marks = mark_subjects(store)
     news = [subject for subject, mark in marks.items() if marked.get(subject) != mark]
+    marks[_ALL] = whole
     new = tuple(
         alert
         for some in iterate_series(store, subjects=news)
@@ -193,8 +199,7 @@ def review_new(store: ResultsStore) -> tuple[Alert, ...]:
             for subject, mark in marks.items():
                 connection.execute(insert(table).values(subject=subject, judged=mark, until=until))
 
-    if marked != marks:
-        store.database.insist(write)
+    store.database.insist(write)
     return new
 
 

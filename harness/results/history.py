@@ -12,7 +12,7 @@ jobs and reports all show these.
 import hashlib
 import math
 import statistics
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -38,7 +38,7 @@ from harness.results.identity import (
 from harness.results.metrics import JUDGED_METRICS, Direction, Metric, find_metric
 from harness.results.nights import choose_branch, find_main_branch, find_strays, group_nights
 from harness.results.perplexity import PERPLEXITY
-from harness.results.provenance import own_version
+from harness.results.provenance import git_branches, own_version
 from harness.results.records import SIDES, Run, RunHead, RunMeans
 from harness.results.stability import start_temperature
 from harness.results.statistics import changes
@@ -52,7 +52,7 @@ from harness.results.statistics.changes import (
 )
 from harness.results.statistics.medians import MIN_BEFORE, go_together, half_width
 from harness.results.statistics.planning import plan_sessions
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, without_collection
 from harness.results.verdicts import PERPLEXITY_THRESHOLD
 from harness.words import percent, soc_label
 
@@ -110,10 +110,17 @@ class MeasuredNight:
         """The runs of the sessions."""
         return tuple(session.run for session in self.sessions)
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The serials of its devices, each once."""
+        return tuple(dict.fromkeys(one.run.device.serial for one in self.sessions))
+
     def of(self, devices: Collection[str]) -> "MeasuredNight":
         """Return the night with the sessions of some devices only, maybe none; empty means all."""
+        if not devices or all(one.run.device.serial in devices for one in self.sessions):
+            return self
         chosen = (one for one in self.sessions if one.run.device.serial in devices)
-        return replace(self, sessions=tuple(chosen)) if devices else self
+        return replace(self, sessions=tuple(chosen))
 
     @property
     def mean(self) -> float:
@@ -298,12 +305,12 @@ class Series:
 
         The levels before and since say nothing of each other.
         """
-        devices = [tuple(dict.fromkeys(run.device.serial for run in n.runs)) for n in self.nights]
+        devices = [night.devices for night in self.nights]
         last = {serial: number for number, some in enumerate(devices) for serial in some}
         swaps: dict[int, str] = {}
         old: tuple[str, ...] = ()
         reach = -1
-        for number, some in enumerate(devices):
+        for number, some in enumerate(devices if len(last) > 1 else ()):
             if number and reach < number:
                 swaps[number] = f"{', '.join(old)} → {', '.join(some)}"
                 old = ()
@@ -370,20 +377,28 @@ def iterate_series(
     ids = sorted(subjects)
     for first in range(0, len(ids), _SUBJECTS_AT_ONCE):
         some = query.where(column.in_(ids[first : first + _SUBJECTS_AT_ONCE]))
-        yield _judge(store.means(some, metrics), placed, metrics)
+        with without_collection():
+            judged = _judge(store.means(some, metrics), placed, metrics)
+        yield judged
+
+
+def mark_store(store: ResultsStore) -> str:
+    """Mark a store and who judges it: where that is the same, so is all of `mark_subjects`.
+
+    It costs a tenth of that. The branches of the repository say which runs are strays.
+    """
+    parts = (_mark_judge(), git_branches(Path.cwd()), store.mark_heads())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def mark_subjects(store: ResultsStore) -> dict[str, str]:
     """Mark each subject: a mark changes with the content of the subject's histories.
 
-    That is its runs, their nights, the branch that counts, and the code that judges: the version
-    does not tell two checkouts apart.
+    That is its runs, their nights, the branch that counts, and the code that judges.
     """
     heads = store.heads()
     main = find_main_branch(heads)
-    code = b"".join(Path(file).read_bytes() for file in (__file__, changes.__file__))
-    judge = f"{own_version()} {hashlib.sha256(code).hexdigest()}"
-    begin = f"{judge} {main}\n".encode()
+    begin = f"{_mark_judge()} {main}\n".encode()
     strays = find_strays(heads, main)
     marks = {subject: hashlib.sha256(begin) for subject in {head.subject for head in heads}}
     for night in group_nights(heads):
@@ -393,6 +408,12 @@ def mark_subjects(store: ResultsStore) -> dict[str, str]:
     return {subject: mark.hexdigest() for subject, mark in marks.items()}
 
 
+def _mark_judge() -> str:
+    """Mark the code that judges: the version does not tell two checkouts apart."""
+    code = b"".join(Path(file).read_bytes() for file in (__file__, changes.__file__))
+    return f"{own_version()} {hashlib.sha256(code).hexdigest()}"
+
+
 def find_series(
     measured: Iterable[RunMeans], heads: Sequence[RunHead], metrics: Sequence[str] = JUDGED_METRICS
 ) -> tuple[Series, ...]:
@@ -400,15 +421,16 @@ def find_series(
 
     Args:
         measured: oldest first.
-        heads: of all runs of the store, which decide on nights and on the branch.
+        heads: of all runs of the store, which decide on subjects, nights and the branch.
     """
     return _judge(measured, _Placed.of(heads), metrics)
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """The number of each run's night and the main branch, decided by all runs of a store."""
+    """The head of each run, the number of its night, and the main branch, by all of a store."""
 
+    heads: Mapping[str, RunHead]
     nights: Mapping[str, int]
     branch: str | None
 
@@ -416,22 +438,19 @@ class _Placed:
     def of(cls, heads: Sequence[RunHead]) -> "_Placed":
         nights = enumerate(group_nights(heads))
         numbers = {head.id: number for number, night in nights for head in night}
-        return cls(numbers, find_main_branch(heads))
+        return cls({head.id: head for head in heads}, numbers, find_main_branch(heads))
 
 
 def _judge(
     measured: Iterable[RunMeans], placed: _Placed, metrics: Sequence[str]
 ) -> tuple[Series, ...]:
-    subjects: dict[Subject, list[RunMeans]] = {}
+    subjects: dict[str, list[RunMeans]] = {}
+    heads: list[RunHead] = []
     for one in measured:
-        if _has_history(one.run) and not one.means.keys().isdisjoint(metrics):
-            subjects.setdefault(Subject.of(one.run), []).append(one)
-    ids = {subject: subject.id for subject in subjects}
-    heads = (
-        replace(RunHead.of(one.run), subject=ids[subject])
-        for subject, runs in subjects.items()
-        for one in runs
-    )
+        head = placed.heads.get(one.run.id)  # else it was written after they were read
+        if head and _has_history(one.run) and not one.means.keys().isdisjoint(metrics):
+            subjects.setdefault(head.subject, []).append(one)
+            heads.append(head)
     strays = find_strays(heads, placed.branch)
     series: list[Series] = []
     for subject, runs in subjects.items():
@@ -448,7 +467,7 @@ def _judge(
             measured_nights = _nights(nights.values(), metric.key)
             if measured_nights:
                 off = _nights(apart.values(), metric.key)
-                series.append(Series(ids[subject], metric, measured_nights, apart=off))
+                series.append(Series(subject, metric, measured_nights, apart=off))
     judgements = judge_all([_history(one) for one in series])
     judged = (_with_changes(one, judged) for one, judged in zip(series, judgements, strict=True))
     return _sort(judged, metrics)
@@ -548,15 +567,17 @@ def night_logs(
 
 def _drifts(series: Series) -> Iterator[Drift]:
     """Yield the changes of a series since some time ago, where it was measured then."""
-    end, level = series.nights[-1].at, timedelta(days=LEVEL_NIGHTS)
-    now = [night for night in series.nights if end - night.at < level][-LEVEL_NIGHTS:]
+    at = [night.at for night in series.nights]
+    end, level = at[-1], timedelta(days=LEVEL_NIGHTS)
+    last = range(max(bisect_right(at, end - level), len(at) - LEVEL_NIGHTS), len(at))
     wandering: tuple[float, ...] = ()
     for days in AGES:
         middle = end - timedelta(days=days)
-        past = [night for night in series.nights if abs(night.at - middle) <= level / 2]
-        past = past[:LEVEL_NIGHTS]
-        devices = {run.device.serial for night in past for run in night.runs}
-        devices &= {run.device.serial for night in now for run in night.runs}
+        begin = bisect_left(at, middle - level / 2)
+        first = range(begin, min(bisect_right(at, middle + level / 2), begin + LEVEL_NIGHTS))
+        past, now = (series.nights[span.start : span.stop] for span in (first, last))
+        devices = {name for night in past for name in night.devices}
+        devices &= {name for night in now for name in night.devices}
         before, since = (
             [night for night in (one.of(devices) for one in nights) if night.sessions]
             for nights in (past, now)
@@ -568,11 +589,10 @@ def _drifts(series: Series) -> Iterator[Drift]:
             together = go_together([math.log(night.mean) for night in series.nights])
             wandering = (together,) * LEVEL_NIGHTS
         half = half_width(*logs, wandering, series.unit, caution=1.0)
-        first, last = (series.nights.index(nights[-1]) for nights in (past, now))
         told = math.prod(
             one.ratio
             for one in series.changes
-            if first < one.night <= last and one.concerns(sorted(devices))
+            if one.night >= first.stop and one.concerns(sorted(devices))
         )
         ratio = math.exp(statistics.median(logs[1]) - statistics.median(logs[0]))
         if half is not None:
@@ -626,11 +646,9 @@ def _nights(nights: Iterable[Sequence[RunMeans]], key: str) -> tuple[MeasuredNig
     result = []
     for night in nights:
         means = [(one, one.means[key].value) for one in night if key in one.means]
-        sessions = tuple(
-            MeasuredSession(one, value) for one, value in means if 0 < value < math.inf
-        )
+        sessions = [MeasuredSession(one, value) for one, value in means if 0 < value < math.inf]
         if sessions:
-            result.append(MeasuredNight(night[0].run.created_at, sessions))
+            result.append(MeasuredNight(night[0].run.created_at, tuple(sessions)))
     return tuple(result)
 
 

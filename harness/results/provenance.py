@@ -100,6 +100,12 @@ def git_branch_history(folder: Path, branch: str) -> tuple[str, ...]:
     return tuple((commits or "").split())
 
 
+def git_branches(folder: Path) -> str:
+    """List all that `git_branch_history` and `git_default_branch` go by; empty without git."""
+    form = "--format=%(refname) %(objectname) %(symref)"
+    return _git(folder, "for-each-ref", form, "refs/heads", "refs/remotes/origin") or ""
+
+
 def git_default_branch(folder: Path) -> str | None:
     """Return the default branch of the repository that a folder was cloned from, if git knows."""
     branch = _git(folder, "symbolic-ref", "--quiet", "--short", "refs/remotes/origin/HEAD")

@@ -363,9 +363,10 @@ class RunHead:
     subject: str = ""
 
     @classmethod
-    def of(cls, run: "Run") -> "RunHead":
+    def of(cls, run: "Run", subject: str = "") -> "RunHead":
         """Return the head of a run."""
-        return cls(run.id, run.created_at, run.provenance.git_commit, run.provenance.git_branch)
+        source = run.provenance
+        return cls(run.id, run.created_at, source.git_commit, source.git_branch, subject)
 
 
 class MetricVerdict(Record):

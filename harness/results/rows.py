@@ -5,6 +5,7 @@ Rows are checked like new records: a file from outside is not trusted.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -55,7 +56,7 @@ class RunParser:
 
     def __init__(self, location: str) -> None:
         self._location = location
-        self._known: dict[str, Any] = {}
+        self._known: dict[tuple[RecordLayout, str], Any] = {}
 
     def parse(self, row: RowMapping, measured: Sequence[RowMapping] = ()) -> Run:
         """Convert a row, and the rows of its measurements, to a run."""
@@ -67,8 +68,8 @@ class RunParser:
         if values["status"] == "running" and has_ended(values["writer"], values["created_at"]):
             values["status"] = "interrupted"
         run = Run(
-            **{field: values[column] for field, column in _FIELDS},
-            **{field: self._shared(inner, values) for field, inner in schema.RUN.records.items()},
+            **dict(zip(schema.RUN.columns, _OWN(values), strict=True)),
+            **{field: self._shared(inner, get(values), values) for field, inner, get in _RECORDS},
             measurements=tuple(
                 Measurement(**{name: m[name] for name in Measurement.model_fields})
                 for m in measured
@@ -78,9 +79,11 @@ class RunParser:
         object.__setattr__(run, "__pydantic_fields_set__", _ALL_SET)
         return run
 
-    def _shared(self, layout: RecordLayout, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def _shared(
+        self, layout: RecordLayout, columns: tuple[Any, ...], values: Mapping[str, Any]
+    ) -> Any:  # noqa: ANN401
         """Return the record of a row; that of an earlier row if the columns are equal."""
-        key = layout.record.__name__ + repr([values[name] for name in layout.names])
+        key = layout, repr(columns)
         if key not in self._known:
             self._known[key] = _record(layout, values)
         return self._known[key]
@@ -96,7 +99,10 @@ def _record(layout: RecordLayout, values: Mapping[str, Any]) -> Any:  # noqa: AN
     )
 
 
-_FIELDS = tuple((field, column.name) for field, column in schema.RUN.columns.items())
+_OWN = itemgetter(*(column.name for column in schema.RUN.columns.values()))
+_RECORDS = tuple(
+    (field, layout, itemgetter(*layout.names)) for field, layout in schema.RUN.records.items()
+)
 _ALL_SET = set(Run.model_fields)
 
 

@@ -106,7 +106,7 @@ _PREFIXED_COLUMNS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RecordLayout:
     """Columns of a record: one for each field, and those of the records in it.
 

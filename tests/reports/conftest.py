@@ -9,6 +9,7 @@ import pytest
 
 from harness.results.alerts import assess
 from harness.results.history import find_series
+from harness.results.identity import Subject
 from harness.results.metrics import Measurement
 from harness.results.records import (
     ContainerInfo,
@@ -56,7 +57,7 @@ def results_of(runs: Iterable[Run]) -> Results:
     """Results of runs that no database has."""
     ordered = sorted(runs, key=lambda run: (run.created_at, run.id))
     measured = tuple(map(RunMeans.of, ordered))
-    series = find_series(measured, [RunHead.of(run) for run in ordered])
+    series = find_series(measured, [RunHead.of(run, Subject.of(run).id) for run in ordered])
     groups, listing = group_series(series), list_runs(ordered)
     return Results(
         "results.db", measured, groups, series, listing, tuple(ordered), assess(series, ())

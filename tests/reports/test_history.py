@@ -19,6 +19,7 @@ from harness.results import schema
 from harness.results.alerts import Alert, AlertState, assess, list_alerts, review_new
 from harness.results.gate import judge_gate
 from harness.results.history import Series, find_series
+from harness.results.identity import Subject
 from harness.results.metrics import METRICS, find_metric
 from harness.results.records import Run, RunHead, RunMeans
 from harness.results.statistics.changes import History, judge_all
@@ -60,7 +61,7 @@ def night(
     for session in range(sessions):
         rate = 50 * factor * (1 + noise.gauss(0, 0.004))
         run = phone.run(
-            10 * number + session,
+            10 * number + session + 10_000 * seed,
             "bench",
             speeds([20 * rate] * 4, [rate] * 4, [2 / rate] * 4, 1310),
             group_id=f"{number + 1000 * seed:032x}",
@@ -72,7 +73,9 @@ def night(
 
 
 def series_of(runs: Sequence[Run]) -> tuple[Series, ...]:
-    return find_series([RunMeans.of(run) for run in runs], [RunHead.of(run) for run in runs])
+    return find_series(
+        [RunMeans.of(run) for run in runs], [RunHead.of(run, Subject.of(run).id) for run in runs]
+    )
 
 
 def history(runs: Sequence[Run]) -> tuple[SeriesGroup, ...]:
@@ -453,7 +456,7 @@ def test_lengths_make_curves_and_one_length_does_not() -> None:
     runs = [
         changed(run, workload__prompt_tokens=prompt, group_id=f"{9000 + number:032x}")
         for number, prompt in enumerate((64, 512, 2048))
-        for run in night(0, 1 - 0.1 * number)
+        for run in night(0, 1 - 0.1 * number, seed=number)
     ]
     found = {figure.id: figure for figure in charts.curve_figures(history(runs))}
     assert set(found) == {

@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from harness.results.history import (
     iterate_series,
     read_series,
 )
+from harness.results.identity import Subject
 from harness.results.metrics import Measurement, find_metric
 from harness.results.records import Run, RunHead, RunMeans
 from harness.results.statistics import changes
@@ -274,7 +276,11 @@ def flat(make_run: Callable[..., Run]) -> Series:
         )
         for night in range(30)
     ]
-    (series,) = find_series(map(RunMeans.of, runs), list(map(RunHead.of, runs)), DECODE.metrics)
+    (series,) = find_series(
+        map(RunMeans.of, runs),
+        [RunHead.of(run, Subject.of(run).id) for run in runs],
+        DECODE.metrics,
+    )
     return series
 
 
@@ -401,12 +407,35 @@ def test_other_code_judges_all_histories_anew(
 ) -> None:
     """A checkout has the same version before and after a pull."""
     fill([50.0] * 12)
-    before = history.mark_subjects(store)
-    assert history.mark_subjects(store) == before
+    before, whole = history.mark_subjects(store), history.mark_store(store)
+    assert (history.mark_subjects(store), history.mark_store(store)) == (before, whole)
     other = tmp_path / "changes.py"
     other.write_text("THRESHOLDS = (3,)")
     monkeypatch.setattr(changes, "__file__", str(other))
     assert set(history.mark_subjects(store).values()).isdisjoint(before.values())
+    assert history.mark_store(store) != whole
+
+
+def test_the_mark_of_a_store_changes_with_runs_and_with_the_branches_of_the_repository(
+    place: Place, store: ResultsStore, fill: Fill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What says which runs are strays, or of which night, may change later."""
+    monkeypatch.chdir(tmp_path)
+    marks = [history.mark_store(store)]
+    fill([50.0] * 2)
+    marks.append(history.mark_store(store))
+    assert history.mark_store(store) == marks[-1]
+    place.run("UPDATE runs SET git_branch = 'other'")
+    marks.append(history.mark_store(store))
+    run_git = partial(subprocess.run, check=True, cwd=tmp_path, capture_output=True)
+    run_git(["git", "init", "-q"])
+    assert history.mark_store(store) == marks[-1]
+    commit = ["commit", "-q", "--allow-empty", "-m", "one"]
+    run_git(["git", "-c", "user.name=a", "-c", "user.email=a@b", *commit])
+    marks.append(history.mark_store(store))
+    run_git(["git", "branch", "other"])
+    marks.append(history.mark_store(store))
+    assert len(set(marks)) == len(marks)
 
 
 @IN_A_FILE
@@ -619,7 +648,11 @@ def test_a_slow_loss_is_told_whole(make_run: Callable[..., Run], lost: float) ->
         )
         for night, level in enumerate(levels)
     ]
-    (series,) = find_series(map(RunMeans.of, runs), list(map(RunHead.of, runs)), DECODE.metrics)
+    (series,) = find_series(
+        map(RunMeans.of, runs),
+        [RunHead.of(run, Subject.of(run).id) for run in runs],
+        DECODE.metrics,
+    )
     month, quarter = series.drifts
     assert (month.days, quarter.days) == (30, 90)
     assert math.log(quarter.ratio) == pytest.approx(math.log1p(-lost), abs=quarter.half)
