@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import importlib.resources
 import json
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 import jinja2
+from markupsafe import Markup, escape
 
 from buildlib.files import atomic_write_bytes
 from buildlib.paths import default_cache_root
@@ -275,8 +277,13 @@ def make_environment(package: str) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"moment": text.moment, "pluralize": pluralize}
+    environment.filters |= {"moment": text.moment, "pluralize": pluralize, "prose": _prose}
     return environment
+
+
+def _prose(words: str) -> Markup:
+    """Escape text, and mark up the commands that stand in it between backticks."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(visible(words)))))  # noqa: S704
 
 
 @functools.cache

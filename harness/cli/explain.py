@@ -12,7 +12,7 @@ import typer
 from buildlib.files import check_file
 from harness.cli.arguments import Database, Json
 from harness.console import answers, print_json, print_remark
-from harness.errors import HostFileError, WrongUseError
+from harness.errors import HostFileError, MissingStoreError, NotStoredError, WrongUseError
 from harness.errors.codes import Code, CodeFinding, find_codes, parse_code
 from harness.exit_codes import BAD
 from harness.results.store import ResultsStore
@@ -27,7 +27,8 @@ def explain(
         typer.Argument(
             metavar="CODE|RUN|LOG",
             help="A number, decimal or hexadecimal, or its constant's name; qnn:, genie:, fastrpc: "
-            "or exit: before it says whose it is. Or a log file; or the id of a stored run.",
+            "or exit: before it says whose it is. Or a log file; or the id of a stored run; or "
+            "`latest`.",
         ),
     ],
     db: Database = "results.db",
@@ -107,13 +108,17 @@ def _in_file(path: Path) -> list[tuple[Code, str]]:
 
 def _in_runs(what: str, db: str) -> list[tuple[Code, str]]:
     """Return the codes of the logs that are kept with a run, or all runs of a group."""
-    if len(what) < 2 or not set(what.lower()) <= set("0123456789abcdef"):
-        raise WrongUseError(
-            f"{what!r} is no error number or constant that is known here, no file, and no run's id"
-        )
     findings_by_label: dict[str, tuple[Code, str]] = {}
-    with ResultsStore.open(db, create=False) as store:
-        for run in store.find_runs(what):
+    try:
+        opened = ResultsStore.open(db, create=False)
+    except MissingStoreError:
+        raise _unknown(what) from None
+    with opened as store:
+        try:
+            runs = store.find_runs(what)
+        except NotStoredError:
+            raise _unknown(what) from None
+        for run in runs:
             logs: list[tuple[str, Iterable[str]]] = [
                 (one.name, _lines(io.BytesIO(store.read_artifact(one))))
                 for one in store.artifacts(run.id)
@@ -124,6 +129,12 @@ def _in_runs(what: str, db: str) -> list[tuple[Code, str]]:
                     place = _place(f"{run.id[:12]} {name}", finding)
                     findings_by_label.setdefault(finding.code.label, (finding.code, place))
     return list(findings_by_label.values())
+
+
+def _unknown(what: str) -> WrongUseError:
+    return WrongUseError(
+        f"{what!r} is no error number or constant that is known here, no file, and no stored run"
+    )
 
 
 def _lines(file: BinaryIO) -> Iterator[str]:

@@ -32,7 +32,7 @@ RunId = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Id of a run or a group, as `bench` prints it, or the beginning of one.",
+        help="Id of a run or a group, as `bench` prints it, or the beginning of one, or `latest`.",
     ),
 ]
 

@@ -157,13 +157,19 @@ class AndroidType(DeviceType):
         return open_device(spec.serial, server=server)
 
     def discover(self, devices: "Devices", host: str | None) -> Sequence[DeviceSpec]:
-        """List the devices of the adb server, but for serials that no device can have."""
-        if host is None:
-            devices.connect_named()
+        """List the devices of the adb server, but for serials that no device can have.
+
+        A device of another type that runs here behind it, as a virtual one, has its own name.
+        """
+        named = devices.connect_named() if host is None else {}
         server = devices.adb_server() if host is None else devices.adb_of(host)
         behind = "" if host is None else f"@{host}"
-        names = (f"{entry.serial}{behind}" for entry in server.devices())
-        return [DeviceSpec("android", name) for name in names if self.identifier.fullmatch(name)]
+        names = {entry.serial: f"{entry.serial}{behind}" for entry in server.devices()}
+        return [
+            named.get(serial) or DeviceSpec("android", name)
+            for serial, name in names.items()
+            if self.identifier.fullmatch(name)
+        ]
 
     def power_cycle(self, spec: DeviceSpec) -> None:
         """See `DeviceType.power_cycle`."""

@@ -73,6 +73,7 @@ _MOST_IDS = 500
 _CLOSING_S = 1.0
 _SHORTEST_ID = 4
 """Digits of the beginning of an id or a hash that may stand for it."""
+LATEST = "latest"
 _MOST_NAMED = 5
 _EQUAL = ("kind", "model", "target", "soc", "emulator", "container_sha256", "plan")
 """Columns that a filter may ask for; status depends on writers."""
@@ -393,12 +394,17 @@ class ResultsStore(Closeable):
     def find_runs(self, identifier: str) -> tuple[Run, ...]:
         """Find the run, or the runs of the group, with an id or the beginning of one.
 
+        Args:
+            identifier: `latest` is the group of the newest run.
+
         Raises:
             NotStoredError: there is none.
             WrongUseError: several could be meant.
             CorruptRunError: qnnfarm cannot have written one of them.
         """
         prefix = identifier.lower()
+        if prefix == LATEST and (newest := self.list_runs(RunFilter(newest=1))):
+            return self.list_runs(RunFilter(group_ids=[newest[0].group_id]))
         if len(prefix) < _SHORTEST_ID or not set(prefix) <= set("0123456789abcdef"):
             raise NotStoredError(self.location, f"run {identifier!r}")
         table = schema.runs.c

@@ -107,5 +107,5 @@ def _show_epoch(seconds: float) -> str:
 
 
 def _count_states(devices: tuple[MemberStatus, ...]) -> Mapping[str, int]:
-    states = [str(device.state) for device in devices]
+    states = [device.seen if device.is_unsure else str(device.state) for device in devices]
     return {state: states.count(state) for state in sorted(set(states))}

@@ -46,11 +46,14 @@ class SeriesCounts(_Part):
         judged: with a verdict of `qnnfarm report`.
         unjudged: without one, as with too few nights.
         suspected: of these, how many were worse than the nights before explain.
+        checked, unchecked: runs whose output was found correct, and those that nobody checked.
     """
 
     judged: int = 0
     unjudged: int = 0
     suspected: int = 0
+    checked: int = 0
+    unchecked: int = 0
 
 
 class NightFailure(_Part):
@@ -184,7 +187,18 @@ class Night(_Part):
     def summary(self) -> str:
         """Say the verdict and the number of problems, above a list of them."""
         text = "; ".join(self._parts(named=False)) or self._quiet
-        return text if self.error else f"{self.verdict}: {text}"
+        return text if self.error else f"{self.word}: {text}"
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word; a night of which nothing was judged is `ran`, not `good`."""
+        series = self.series
+        is_blind = not series.judged and (series.unjudged or self._unchecked)
+        return "ran" if self.verdict == "good" and is_blind else self.verdict or "not over"
+
+    @property
+    def _unchecked(self) -> bool:
+        return bool(self.series.unchecked and not self.series.checked)
 
     @property
     def _quiet(self) -> str:
@@ -192,6 +206,8 @@ class Night(_Part):
         worse = f" ({series.suspected} worse than before)" if series.suspected else ""
         if not series.judged and series.unjudged:
             return f"no verdict on any of {series.unjudged} series yet{worse}, {done}"
+        if not series.judged and self._unchecked:
+            return f"nothing was checked, {done}"
         well = f"all is well in {series.judged} series" if series.judged else "all is well"
         unknown = f"no verdict on {series.unjudged} more{worse}" if series.unjudged else ""
         return ", ".join(filter(None, (well, unknown, done)))

@@ -1,6 +1,7 @@
 """The steps of a night, each through the public surface of the package that does it."""
 
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -160,12 +161,17 @@ class PlanSteps:
 
 
 def _count_series(composed: page.Page, began_at: datetime) -> SeriesCounts:
-    """Count the series that have been measured since, by the verdicts of a report."""
+    """Count the series and outputs of the time since, by the verdicts of a report."""
     ids = {one.id for one in composed.results.series if one.newest.created_at >= began_at}
     changes = [one for section in composed.sections for one in section.changes]
     judged = {one.series.id for one in changes if one.verdict is not Verdict.NO_VERDICT} & ids
     suspected = {one.series.id for one in changes if one.is_suspect} & ids - judged
-    return SeriesCounts(judged=len(judged), unjudged=len(ids - judged), suspected=len(suspected))
+    runs = (one.run for one in composed.results.measured if one.run.created_at >= began_at)
+    outputs = Counter(run.check.outcome for run in runs if run.status == "done")
+    return SeriesCounts(
+        judged=len(judged), unjudged=len(ids - judged), suspected=len(suspected),
+        checked=outputs["passed"], unchecked=outputs["none"],
+    )  # fmt: skip
 
 
 def measured(summary: "Summary") -> Measured:

@@ -214,6 +214,10 @@ def test_the_command_explains_a_code_a_log_and_a_run(tmp_path: Path) -> None:
     assert status == 0
     assert "https://github.com/qualcomm/ai-hub-apps/issues/15" in said
     assert explain("7777")[0] == 1
+    for unknown in ("99999", "latest"):
+        status, said = explain(unknown, "--db", str(tmp_path / "none.db"))
+        assert status == 2
+        assert "no file, and no stored run" in said
     log = tmp_path / "any.log"
     log.write_bytes(b"\xff\x00" * 9_000_000 + b"\n[ERROR] ... : err 5005\nx")
     status, said = explain(log)
@@ -226,6 +230,7 @@ def test_the_command_explains_a_code_a_log_and_a_run(tmp_path: Path) -> None:
             recorder.add_artifact("logcat.txt", b"E qnn_open failed, 0x80000406", "log")
             raise RunnerError("s", "genie-t2t-run", "died", 1, "[ERROR] error: 4000")
         assert "qnnfarm explain qnn:4000" in (store.get_run(run.id).error or "")
-    status, said = explain(run.id, "--db", db, "--json")
-    assert status == 0
-    assert [code["label"] for code in json.loads(said)] == ["FastRPC 0x80000406", "QNN 4000"]
+    for which in (run.id, "latest"):
+        status, said = explain(which, "--db", db, "--json")
+        assert status == 0
+        assert [code["label"] for code in json.loads(said)] == ["FastRPC 0x80000406", "QNN 4000"]

@@ -19,10 +19,13 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 from starlette.requests import HTTPConnection
 
+from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseTimeoutError
 from harness.lab.overview import LabHost, LivePlan, Overview
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
+from harness.pool.states import MemberState
+from harness.pool.status import MemberStatus
 from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
 from harness.virtual_device import manager
@@ -263,6 +266,17 @@ def test_grafana_asks_only_for_metrics_that_there_are(lab: Client) -> None:
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert asked
     assert all(any(name in expression for name in known) for expression in asked)
+
+
+def test_a_device_that_nobody_looked_at_is_not_absent() -> None:
+    spec, reason = DeviceSpec("virtual", "alpha"), "<b>`qnnfarm pool probe` looks"
+    device = MemberStatus("alpha", spec, frozenset(), MemberState.ABSENT, reason, 0.0, seen="new")
+    view = View.of(Board(0.0, devices=(device,)))
+    assert "1 new" in view.fragments["counts"]
+    assert "absent" not in view.fragments["counts"] + view.fragments["device-0"]
+    row = view.fragments["device-0"]
+    assert "&lt;b&gt;<code>qnnfarm pool probe</code> looks" in row
+    assert '<td data-label="SoC"></td>' in row
 
 
 def test_same_view_sends_nothing() -> None:

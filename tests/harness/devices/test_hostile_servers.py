@@ -16,7 +16,7 @@ from harness.devices.adb.client import AdbDeviceInfo
 from harness.devices.adb.connection import Connection, FailReply, ServerAddress, Stalled, query
 from harness.devices.adb.server import resolve_server
 from harness.devices.adb.sync import SyncSession
-from harness.devices.spec import AndroidType
+from harness.devices.spec import AndroidType, DeviceSpec
 from harness.devices.ssh.config import resolve_host
 from harness.devices.ssh.connection import connect
 from harness.errors import AdbServerError, HostUnreachableError
@@ -116,11 +116,15 @@ def test_an_ssh_banner_without_end_is_refused_in_time(
 
 
 def test_a_serial_that_nobody_can_ask_for_hides_no_other_device() -> None:
-    listed = [AdbDeviceInfo("a b\x1b[31m", "device"), AdbDeviceInfo("R5CX", "device")]
+    serials = ("a b\x1b[31m", "R5CX", "127.0.0.1:7")
+    listed = [AdbDeviceInfo(serial, "device") for serial in serials]
+    named = {"127.0.0.1:7": DeviceSpec("virtual", "alpha")}
     server = SimpleNamespace(devices=lambda: listed)
     farm = SimpleNamespace(
-        adb_server=lambda: server, adb_of=lambda _: server, connect_named=lambda: None
+        adb_server=lambda: server, adb_of=lambda _: server, connect_named=lambda: named
     )
     devices = cast("Devices", farm)
-    assert [str(spec) for spec in AndroidType().discover(devices, None)] == ["android:R5CX"]
-    assert [str(spec) for spec in AndroidType().discover(devices, "lab")] == ["android:R5CX@lab"]
+    found = [str(spec) for spec in AndroidType().discover(devices, None)]
+    assert found == ["android:R5CX", "virtual:alpha"]
+    found = [str(spec) for spec in AndroidType().discover(devices, "lab")]
+    assert found == ["android:R5CX@lab", "android:127.0.0.1:7@lab"]

@@ -32,7 +32,7 @@ from harness.errors import (
     RunnerError,
     UnknownMemberError,
 )
-from harness.pool.config import PoolConfig, parse_config
+from harness.pool.config import DeviceEntry, PoolConfig, parse_config
 from harness.pool.fence import ClaimedDevice
 from harness.pool.lease import Lease, LeasedDevice
 from harness.pool.members import Member
@@ -152,6 +152,9 @@ def test_two_devices_with_one_serial_number_do_not_share_an_entry(
             with Pool(members, PoolConfig(), opener, ledger=tmp_path / "pool.db") as pool:
                 return {status.name: status.reason for status in pool.probe()}
 
+        with closing(Opener(PoolConfig())) as opener:
+            found = opener.discover(DeviceEntry(discover="adb"))
+        assert {DeviceSpec("virtual", name) for name in names} <= {*found}, "by name, not by port"
         before = states()
         (absent,) = (name for name, reason in before.items() if "SAME4711" in reason)
         (ready,) = {"a", "b"} - {absent}

@@ -31,7 +31,7 @@ from harness.results.records import (
     to_storable,
 )
 from harness.results.run_recorder import RunRecorder
-from harness.results.store import ResultsStore, RunFilter
+from harness.results.store import LATEST, ResultsStore, RunFilter
 from tests.harness.results.places import Place
 from tests.reports.conftest import changed
 
@@ -433,8 +433,13 @@ def test_runs_are_found_by_the_beginning_of_an_id_or_a_group(
     group = "abcd" + "0" * 28
     sessions = [make_run(id=f"{n:032x}", group_id=group, session=n) for n in (1, 2)]
     alone = make_run(id="abce" + "1" * 28, group_id="9" * 32)
-    for run in (*sessions, alone):
-        store.write_run(run)
+    with pytest.raises(NotStoredError):
+        store.find_runs(LATEST)
+    for number, run in enumerate((alone, *sessions)):
+        at = run.created_at + timedelta(minutes=number)
+        store.write_run(run.model_copy(update={"created_at": at}))
+        assert store.find_runs(LATEST)[-1].id == run.id
+    assert [run.id for run in store.find_runs(LATEST)] == [run.id for run in sessions]
     for start, runs in (("abcd", sessions), (sessions[1].id, sessions[1:]), ("ABCE1", [alone])):
         assert [run.id for run in store.find_runs(start)] == [run.id for run in runs]
     with pytest.raises(WrongUseError, match="the beginning of several ids: 000000000000"):

@@ -94,7 +94,7 @@ def test_a_night_builds_runs_reports_and_is_over(lab: Lab) -> None:
 
     code, out, err = lab.run("--again")
     assert code == 0, err
-    assert out.startswith(f"night {night['name']}.2: good: no verdict on any of ")
+    assert out.startswith(f"night {night['name']}.2: ran: no verdict on any of ")
     assert out.splitlines()[0].endswith(" series yet, 1 cell done")
     assert "build head" not in err, "nothing has changed"
 

@@ -121,25 +121,31 @@ def test_a_night_lasts_from_noon_to_noon(moment: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("series", "text"),
+    ("series", "word", "text"),
     [
-        ((4, 0, 0), "all is well in 4 series, 3 cells done"),
-        ((4, 2, 0), "all is well in 4 series, no verdict on 2 more, 3 cells done"),
+        ((4, 0, 0, 0, 3), "good", "all is well in 4 series"),
+        ((4, 2, 0, 0, 0), "good", "all is well in 4 series, no verdict on 2 more"),
         (
-            (4, 2, 1),
-            "all is well in 4 series, no verdict on 2 more (1 worse than before), 3 cells done",
+            (4, 2, 1, 0, 0), "good",
+            "all is well in 4 series, no verdict on 2 more (1 worse than before)",
         ),
-        ((0, 2, 1), "no verdict on any of 2 series yet (1 worse than before), 3 cells done"),
+        ((0, 2, 1, 3, 0), "ran", "no verdict on any of 2 series yet (1 worse than before)"),
+        ((0, 0, 0, 0, 1), "ran", "nothing was checked"),
+        ((0, 0, 0, 1, 1), "good", "all is well"),
     ],
-)
+)  # fmt: skip
 def test_a_good_night_says_how_much_was_judged(
-    lab: Lab, series: tuple[int, int, int], text: str
+    lab: Lab, series: tuple[int, int, int, int, int], word: str, text: str
 ) -> None:
-    judged, unjudged, suspected = series
-    lab.series = SeriesCounts(judged=judged, unjudged=unjudged, suspected=suspected)
-    night = lab.run()
-    assert (night.verdict, night.text, night.summary) == ("good", text, f"good: {text}")
-    assert text in (lab.folder / INDEX).read_text()
+    names = ("judged", "unjudged", "suspected", "checked", "unchecked")
+    lab.series = SeriesCounts(**dict(zip(names, series, strict=True)))
+    night, text = lab.run(), f"{text}, 3 cells done"
+    assert (night.verdict, night.text, night.summary) == ("good", text, f"{word}: {text}")
+    page = (lab.folder / INDEX).read_text()
+    assert text in page
+    level = 'data-level="good"' if word == "good" else 'data-level="none"'
+    assert f"{level} aria-label" in page
+    assert f"{word.capitalize()}, 2026-11-22" in page
 
 
 def test_the_series_of_a_night_are_counted_by_their_verdicts(tmp_path: Path) -> None:
@@ -160,7 +166,7 @@ def test_the_series_of_a_night_are_counted_by_their_verdicts(tmp_path: Path) -> 
     steps = PlanSteps(Plan.model_validate(PLAN), tmp_path / "plan.yaml", str(db))
     reported = steps.write_report(tmp_path / "report.html", at - timedelta(hours=1))
     assert reported is not None
-    assert reported.series == SeriesCounts(judged=1, unjudged=1, suspected=1)
+    assert reported.series == SeriesCounts(judged=1, unjudged=1, suspected=1, unchecked=2)
 
 
 def test_a_night_that_is_well_leaves_a_report_and_tells_ended_histories_alone(lab: Lab) -> None:
@@ -342,7 +348,7 @@ def test_a_message_has_all_that_a_program_or_a_reader_of_mail_needs(tmp_path: Pa
         "containers": [{"label": "head", "sha256": "c" * 64, "changed": True}],
         "regressions": [{**SLOWER.model_dump(mode="json")}],
         "failures": [LOST.model_dump()],
-        "series": {"judged": 0, "unjudged": 0, "suspected": 0},
+        "series": dict.fromkeys(("judged", "unjudged", "suspected", "checked", "unchecked"), 0),
         "news": [],
         "report": "https://lab.example.com/nightly/2026-11-22/report.html",
     }
