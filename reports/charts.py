@@ -9,7 +9,14 @@ from operator import itemgetter
 
 from harness.results.history import Series
 from harness.results.identity import Subject, container_name, describe_scored, place
-from harness.results.metrics import JUDGED_METRICS, LEADING_METRICS, METRICS, Metric, find_metric
+from harness.results.metrics import (
+    JUDGED_METRICS,
+    LEADING_METRICS,
+    METRICS,
+    Direction,
+    Metric,
+    find_metric,
+)
 from harness.results.records import Run, RunMeans
 from harness.results.verdicts import allowed_loss
 from harness.words import percent
@@ -65,7 +72,7 @@ def history_figure(group: SeriesGroup) -> Figure:
         f"history-{group.id}",
         group.title,
         "Means of each night's sessions. A large point is the first of another container, the line "
-        "through the points their level.",
+        "through the points their level, a red or green bar a change of it.",
         columns,
         rows,
         {
@@ -150,6 +157,7 @@ def _lane(metric: Metric, columns: Sequence[Column], *, last: bool) -> Spec:
                 },
                 "encoding": {"y": {**y, "field": level}},
             },
+            _change_marks(metric, level),
             {
                 "transform": [
                     {"filter": f"isValid(datum['{column.key}'])"},
@@ -173,6 +181,33 @@ def _lane(metric: Metric, columns: Sequence[Column], *, last: bool) -> Spec:
             },
         ],
     }  # fmt: skip
+
+
+def _change_marks(metric: Metric, level: str) -> Spec:
+    """Mark the nights with which a level changed, by whether it is better."""
+    better = "<" if metric.direction is Direction.LOWER else ">"
+    shift = f"datum['{level}'] {better} datum.was"
+    return {
+        "transform": [
+            {"filter": f"isValid(datum['{level}'])"},
+            {
+                "window": [{"op": "lag", "field": level, "as": "was"}],
+                "sort": [{"field": "at"}],
+            },
+            {
+                "filter": f"isValid(datum.change) && isValid(datum.was) "
+                f"&& datum.was !== datum['{level}']"
+            },
+        ],
+        "mark": {"type": "rule", "strokeWidth": 7, "opacity": 0.4},
+        "encoding": {
+            "color": {
+                "condition": {"test": shift, "value": {"expr": "good"}},
+                "value": {"expr": "bad"},
+            },
+            "tooltip": {"field": "change", "type": "nominal", "title": "Change"},
+        },
+    }
 
 
 def curve_figures(groups: Sequence[SeriesGroup]) -> tuple[Figure, ...]:

@@ -1,22 +1,31 @@
-"""Device health: use and failures of each device, from its results and from the pool's ledger."""
+"""Device health: use, heat and failures of each device, from its results and its pool's ledger."""
 
 import importlib.metadata
+import re
+import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from harness.results.device_health import ENTRY_POINTS, DeviceEvent, DeviceHealth
-from harness.results.identity import device_name
-from harness.results.records import Run, RunMeans
-from reports.figures import Column, Figure, Value, moment, tooltips
+from harness.results.history import Series
+from harness.results.identity import Subject, container_name, device_name, place
+from harness.results.metrics import LEADING_METRICS, find_metric
+from harness.results.nights import PAUSE
+from harness.results.records import RepetitionTelemetry, Run, RunMeans
+from harness.results.stability import THROTTLING, start_temperature
+from reports.figures import Column, Figure, Spec, Value, moment, quantity, tooltips
+from reports.text import day
 
 QUARANTINE, FAILURE, GRANT = "distrusted", "failed", "granted"
 """Kinds of events of the pool's ledger."""
 POOL_WORDS = {FAILURE: "failed in the pool", QUARANTINE: "quarantined"}
 MOST_EVENTS = 50
 MOST_DAYS = 120
+MOST_HEATED = 24
+"""Devices whose newest night is drawn, the most recently used ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +166,7 @@ def device_figures(measured: Sequence[RunMeans], uses: Sequence[DeviceUse]) -> t
                         "field": "result",
                         "type": "nominal",
                         "title": None,
-                        "legend": {"orient": "bottom"},
+                        "legend": {"orient": "bottom", "columns": 2},
                         "scale": {
                             "domain": results,
                             "range": [
@@ -173,3 +182,128 @@ def device_figures(measured: Sequence[RunMeans], uses: Sequence[DeviceUse]) -> t
             },
         ),
     )
+
+
+def heat_figures(
+    measured: Sequence[RunMeans],
+    series: Sequence[Series],
+    telemetry: Mapping[str, Sequence[RepetitionTelemetry]],
+) -> tuple[Figure, ...]:
+    """Draw the newest night of each device: its speeds, and heat and charge beside them."""
+    nights: dict[str, list[Run]] = {}
+    for run in (one.run for one in reversed(measured)):  # newest first
+        night = nights.setdefault(run.device.serial, [])
+        if run.status == "done" and (not night or run.created_at > night[-1].created_at - PAUSE):
+            night.append(run)
+    newest = dict(list(nights.items())[:MOST_HEATED])
+    shares = _shares(series, {run.id for night in newest.values() for run in night})
+    figures = (_heat_figure(night[::-1], shares, telemetry) for night in newest.values() if night)
+    return tuple(figure for figure in figures if figure is not None)
+
+
+def _shares(series: Sequence[Series], runs: Iterable[str]) -> Mapping[tuple[str, str], float]:
+    """Return the speeds of runs as percents of the median of their history, by run and metric."""
+    wanted, shares = frozenset(runs), {}
+    for one in series:
+        if one.metric.key in LEADING_METRICS and not wanted.isdisjoint(one.runs):
+            sessions = [session for night in one.nights for session in night.sessions]
+            usual = statistics.median(session.value for session in sessions)
+            for session in sessions:
+                if session.run.id in wanted and usual:
+                    shares[session.run.id, one.metric.key] = 100 * session.value / usual
+    return shares
+
+
+def _heat_figure(
+    night: Sequence[Run],
+    shares: Mapping[tuple[str, str], float],
+    telemetry: Mapping[str, Sequence[RepetitionTelemetry]],
+) -> Figure | None:
+    """Draw a night of one device; None without two speeds, or without heat and charge."""
+    night = [run for run in night if any((run.id, key) in shares for key in LEADING_METRICS)]
+    rows: list[tuple[Value, ...]] = []
+    for run in night:
+        charge = next((c.get("after") for c in run.conditions if c.get("name") == "charge"), None)
+        slowed = (c for c in run.conditions if c.get("name") == THROTTLING)
+        reason = next((str(c.get("reason")) for c in slowed if c.get("outcome") == "seen"), None)
+        rows.append(
+            (
+                run.created_at,
+                f"{container_name(run.container)}, {Subject.of(run).label}",
+                *(shares.get((run.id, key)) for key in LEADING_METRICS),
+                start_temperature(run),
+                max(_temperatures(telemetry.get(run.id, ())), default=None),
+                float(charge) if isinstance(charge, int | float) else None,
+                reason,
+                run.id,
+            )
+        )
+    speeds = [
+        Column(key, f"{find_metric(key).label}, % of its median", "number", 1)
+        for key in LEADING_METRICS
+    ]
+    heat = [
+        Column("start_c", "Hottest zone at the start, °C", "number", 1),
+        Column("highest_c", "Highest in the session, °C", "number", 1),
+        Column("charge_percent", "Charge, %", "number", 0),
+    ]
+    columns = (
+        Column("at", "Began (UTC)", "time"), Column("what", "Model and workload"), *speeds, *heat,
+        Column("throttled", "Throttled"), Column("run", "Run"),
+    )  # fmt: skip
+    measured = {c.key for n, c in enumerate(columns) if any(row[n] is not None for row in rows)}
+    if len(rows) < 2 or not measured & {*(column.key for column in heat), "throttled"}:
+        return None
+    lanes = [[one] for one in speeds] + [heat[:2], heat[2:]]
+    shown = [lane for lane in lanes if measured & {column.key for column in lane}]
+    run = night[-1]
+    return Figure(
+        f"heat-{re.sub('[^A-Za-z0-9]+', '-', run.device.serial)}",
+        f"Night of {day(night[0].created_at)} on {run.device.serial} ({place(run)})",
+        "Speeds of its sessions against the median of their histories, and the heat meanwhile. "
+        "Red sessions throttled.",
+        columns,
+        tuple(rows),
+        {
+            "vconcat": [_heat_lane(lane, columns[:-1], last=lane is shown[-1]) for lane in shown],
+            "spacing": 8,
+            "resolve": {"scale": {"x": "shared"}},
+        },
+    )
+
+
+def _temperatures(telemetry: Iterable[RepetitionTelemetry]) -> Iterator[float]:
+    zones = (one for part in telemetry for one in part.series if one.channel.startswith("temp_c:"))
+    yield from (value for zone in zones for value in zone.values if value is not None)
+
+
+def _heat_lane(lane: Sequence[Column], columns: Sequence[Column], *, last: bool) -> Spec:
+    """Draw one quantity over the night; of a second column, hollow points that are joined."""
+    x = moment("at", axis={} if last else {"labels": False, "ticks": False})
+    y = quantity(lane[0].key, lane[-1].label.replace("Highest in the session", "Hottest zone"))
+    marks = [
+        {
+            "transform": [{"filter": f"isValid(datum['{column.key}'])"}],
+            "mark": {"type": "line", "strokeWidth": 1, "point": {"filled": n == 0, "size": 40}},
+            "encoding": {"y": {**y, "field": column.key}},
+        }
+        for n, column in enumerate(lane)
+    ]
+    slowed = {
+        "transform": [{"filter": f"isValid(datum.throttled) && isValid(datum['{lane[-1].key}'])"}],
+        "mark": {"type": "point", "size": 130, "strokeWidth": 2},
+        "encoding": {
+            "y": {**y, "field": lane[-1].key},
+            "color": {"value": {"expr": "bad"}},
+        },
+    }
+    color = {
+        "field": "what", "type": "nominal", "title": None,
+        "legend": {"orient": "bottom", "columns": 1, "labelLimit": 600},
+    }  # fmt: skip
+    return {
+        "width": "container",
+        "height": 110,
+        "encoding": {"x": x, "color": color, "tooltip": tooltips(columns)},
+        "layer": [*marks, slowed],
+    }

@@ -20,7 +20,7 @@ from harness.words import HOST_CPU, pluralize, stand_in
 from reports import charts, summary, text
 from reports.changes import ShownChange, find_changes
 from reports.content import TITLES, KeptFiles, Kind, Results, Section, list_runs
-from reports.devices import DeviceUse, device_figures, find_device_use
+from reports.devices import DeviceUse, device_figures, find_device_use, heat_figures
 from reports.figures import Figure
 from reports.headline import RECENT, Headline, judge_page
 from reports.history import find_present, find_runs_before, group_series
@@ -209,7 +209,10 @@ def compose(results: Results) -> Page:
         curves=charts.curve_figures(results.groups),
         run_pages=_run_pages(results),
         device_use=use,
-        device_figures=device_figures(results.measured, use),
+        device_figures=(
+            *device_figures(results.measured, use),
+            *heat_figures(results.measured, results.series, results.telemetry),
+        ),
     )
 
 

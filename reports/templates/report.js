@@ -56,7 +56,7 @@
       axisX: { grid: false, labelOverlap: true }, axisY: { titleAnchor: 'end', titleAngle: 0, titleAlign: 'left', titleBaseline: 'bottom', titleX: 0, titleY: -6, domain: false, ticks: false, tickCount: 4, minExtent: 56, maxExtent: 56 },
       legend: { labelColor: ink, titleColor: soft, labelFontSize: 12, labelFont: font, symbolType: 'circle', labelLimit: 260 },
       range: { category: [0, 1, 2, 3, 4, 5, 6, 7].map(n => color(`--c${n}`)) },
-      line: { color: color('--c0'), strokeWidth: 1.8 }, point: { color: color('--c0'), stroke: color('--c0') }, bar: { color: color('--c0') }, rule: { color: color('--bad') }, text: { color: ink, font },
+      line: { color: color('--c0'), strokeWidth: 1.8 }, point: { color: color('--c0') }, bar: { color: color('--c0') }, rule: { color: color('--bad') }, text: { color: ink, font },
       padding: { left: 0, right: 8, top: 18, bottom: 4 },
     };
   };
@@ -122,7 +122,7 @@
     const zoom = zooms.get(figure) ?? zoomed(figure, data(figure));
     Object.assign(spec, {
       $schema: 'https://vega.github.io/schema/vega-lite/v6.json', data: { name: 'rows', values: zoom.rows() }, description: figure.getAttribute('aria-label'),
-      params: ['accent', 'bad', 'warn', 'ink'].map(name => ({ name, value: color(name === 'accent' ? '--c0' : `--${name}`) })),
+      params: ['accent', 'bad', 'warn', 'good', 'ink'].map(name => ({ name, value: color(name === 'accent' ? '--c0' : `--${name}`) })),
     });
     try {
       const { view } = await window.vegaEmbed(canvas, spec, { ast: true, renderer: 'svg', actions: false, config: theme(), tooltip: { theme: 'custom' } });

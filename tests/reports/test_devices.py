@@ -1,11 +1,15 @@
 """Use and health of devices, as the page of devices shows them."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from harness.results.device_health import DeviceEvent, DeviceHealth
-from harness.results.records import RunMeans
+from harness.results.records import Condition, RunMeans
+from harness.results.store import ResultsStore
+from reports import page
 from reports.devices import MOST_EVENTS, device_figures, find_device_use
-from tests.reports.conftest import START, Sample, speeds
+from tests.reports import lab
+from tests.reports.conftest import START, Sample, changed, speeds
 
 SINCE = datetime(2026, 11, 20, tzinfo=UTC)
 PHONE = Sample("SM8750", emulator=False)
@@ -69,3 +73,37 @@ def test_days_of_runs_failures_and_quarantines_are_one_figure() -> None:
         (serial, day, "quarantined", 1.0),
     }
     assert device_figures((), ()) == ()
+
+
+def test_heat_of_the_newest_night_stands_beside_its_speeds(tmp_path: Path) -> None:
+    """Two nights of one phone; of the second, its last session starts hot and throttles."""
+    charge: Condition = {"name": "charge", "outcome": "met", "before": 50, "after": 61}
+    hot = {**lab.COOL, "after": 44.5}
+    rates = {0: 50.0, 1: 50.0, 30: 50.0, 31: 40.0}
+    with ResultsStore.open(tmp_path / "results.db") as store:
+        runs = []
+        for number, rate in rates.items():
+            run = PHONE.run(number, "bench", speeds([900.0] * 3, [rate] * 3, [0.05] * 3, 300))
+            cell = {"conditions": (lab.COOL, charge), "group_id": f"{number:032x}"}
+            runs.append(changed(run, **cell))
+        runs[-1] = changed(runs[-1], conditions=(hot, charge, lab.HOT))
+        for run in runs[:-1]:
+            store.write_run(run)
+        recorder = store.begin_run(changed(runs[-1], status="running"))
+        recorder.add_telemetry(lab.samples_of(runs[-1], zones=2), repetition=0)
+        recorder.finish()
+    composed = page.compose(page.load(str(tmp_path / "results.db")))
+    (figure,) = (one for one in composed.figures if one.id.startswith("heat-"))
+    keys = [column.key for column in figure.columns]
+    cool, throttled = (dict(zip(keys, row, strict=True)) for row in figure.rows)
+    assert (cool["decode_tokens_per_s"], cool["start_c"], cool["charge_percent"]) == (100, 34.9, 61)
+    assert (cool["highest_c"], cool["throttled"]) == (None, None)
+    assert throttled["decode_tokens_per_s"] == 80
+    assert throttled["start_c"] == 44.5
+    highest = throttled["highest_c"]
+    assert isinstance(highest, float)
+    assert 40 < highest < 50
+    assert throttled["throttled"] == lab.HOT["reason"]
+    lanes = figure.spec["vconcat"]
+    assert isinstance(lanes, list)
+    assert len(lanes) == 4, "prefill, decode, temperature, charge"
