@@ -62,6 +62,13 @@ def report(
             help="Write a site into this folder instead: a page for each run, and shared scripts."
         ),
     ] = None,
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a site to publish into this folder instead, with every repetition as CSV "
+            "and Parquet, without serials, hosts, paths and texts."
+        ),
+    ] = None,
     pool: Annotated[
         Path | None,
         typer.Option(
@@ -92,12 +99,13 @@ def report(
     from harness.console import answers, print_json
     from harness.moments import parse_moment
     from harness.results.store import RunFilter
+    from harness.words import pluralize
     from reports import devices, document, html_file, page, site_folder, terminal
 
     if beside is not None:
         _print(page.compare_two(db, *beside), format)
         return
-    if figure is None and site is None:
+    if figure is None and site is None and public is None:
         if _same_file(db, out):
             raise ReportError(f"{out} is the results database: give --out another name")
         html_file.check_path(out)
@@ -107,6 +115,14 @@ def report(
         container=container,
         labels=label or (),
     )
+    if public is not None:
+        count = site_folder.write_public(db, run_filter, public, datetime.now(UTC))
+        target = public / "index.html"
+        if as_json:
+            print_json({"report": str(target), "runs": count})
+        else:
+            answers().print(f"Report of {pluralize(count, 'run')} for everybody: {target}")
+        return
     composed = page.compose(page.load(db, run_filter, devices.read_device_health(pool), baseline))
     if figure is not None:
         _print_figure(composed, figure, format)

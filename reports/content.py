@@ -96,6 +96,7 @@ class Results:
         location: the `--db` that opens it, without a password.
         devices: health of the pool's devices, if a pool is known.
         kept: the files that are kept with runs, by run.
+        is_public: whether they are a copy for everybody to see.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Results:
     location: str = "results.db"
     devices: tuple[DeviceHealth, ...] = ()
     kept: Mapping[str, KeptFiles] = field(default_factory=dict)
+    is_public: bool = False
 
     @property
     def done(self) -> tuple[Run, ...]:

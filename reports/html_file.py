@@ -163,10 +163,9 @@ def render_site(page: Page, generated_at: datetime) -> Iterator[tuple[str, str]]
     yield "assets/report.js", assets.script
     yield "assets/vega.js", assets.vega
     at = Addresses(frozenset(one.run.id for one in page.results.measured), site=True)
-    for key in PAGES:
-        if key != "compare":
-            html = _render(page, generated_at, at, run_pages=(), current=key, policy=SITE_POLICY)
-            yield at.page(key), html
+    for key, _ in _pages(page, at):
+        html = _render(page, generated_at, at, run_pages=(), current=key, policy=SITE_POLICY)
+        yield at.page(key), html
 
 
 def render_site_run(page: Page, one: RunPage, generated_at: datetime) -> tuple[str, str]:
@@ -187,7 +186,7 @@ def _render(
     policy: str,
 ) -> str:
     means = {one.run.id: one for one in page.results.measured}
-    pages = [(key, words) for key, words in PAGES.items() if not (at.site and key == "compare")]
+    pages = _pages(page, at)
     template = _environment().get_template(TEMPLATE)
     return template.render(
         page=page,
@@ -206,6 +205,14 @@ def _render(
         generated_at=generated_at,
         version=own_version(),
     )
+
+
+def _pages(page: Page, at: Addresses) -> list[tuple[str, str]]:
+    """Return the pages of a report, and the words for them."""
+    left_out = {"compare"} if at.site else set()
+    if page.results.is_public:  # nobody else acts on its losses and devices
+        left_out |= {"history", "devices"}
+    return [(key, words) for key, words in PAGES.items() if key not in left_out]
 
 
 class _Trends:

@@ -5,16 +5,20 @@ another qnnfarm, or another style, makes them.
 """
 
 import hashlib
+import shutil
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from buildlib.files import atomic_write_bytes
 from harness.results.provenance import own_version
+from harness.results.published import FILE, publish
 from harness.results.records import Run
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunFilter
 from reports import html_file, page
-from reports.errors import cannot_write
+from reports.errors import ReportError, cannot_write
 from reports.history import find_runs_before
 from reports.page import Page
 
@@ -51,6 +55,41 @@ def write(composed: Page, location: str, folder: Path, generated_at: datetime) -
         _write(folder / name, content)
     _write(folder / STAMP, stamp)
     return len(outdated)
+
+
+def write_public(location: str, wanted: RunFilter, folder: Path, generated_at: datetime) -> int:
+    """Write a site that can be published, with every repetition as CSV and Parquet.
+
+    It is a site of other runs: copies without what names people, places and single devices.
+
+    Returns:
+        The number of runs.
+
+    Raises:
+        ReportError: as for `write`, or there is nothing to publish.
+        WrongUseError: pyarrow is not installed.
+        StoreError: the database cannot be read.
+    """
+    from harness.results.data_frames import encode, frames  # slow to import
+
+    _check(folder)
+    with ResultsStore.open(location, create=False) as store:
+        runs = publish(store.list_runs(replace(wanted, status="done")))
+    runs = tuple(run for run in runs if run.measurements)
+    if not runs:
+        raise ReportError(f"nothing to publish: {location} has no such results")
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
+        copy = f"{scratch}/results.db"
+        with ResultsStore.open(copy) as store:
+            store.add_runs(runs)
+        results = replace(page.load(copy), location="results.db", is_public=True)
+        table = frames(copy).repetitions.dropna(axis="columns", how="all")
+        data = {FILE: encode(table, "csv"), "results.parquet": encode(table, "parquet")}
+        shutil.rmtree(folder / "runs", ignore_errors=True)  # of devices by other numbers
+        write(page.compose(results), copy, folder, generated_at)
+    for name, content in data.items():
+        _write(folder / name, content)
+    return len(runs)
 
 
 def _write_runs(
@@ -109,9 +148,9 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _write(path: Path, content: str) -> None:
+def _write(path: Path, content: str | bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_bytes(path, content.encode())
+        atomic_write_bytes(path, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise cannot_write(path, error) from error

@@ -1,6 +1,5 @@
 """`qnnfarm results export`: results as a table for other tools."""
 
-import io
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +12,7 @@ from harness.console import print_remark
 from harness.errors import WrongUseError
 from harness.results.records import RunKind, RunStatus
 from harness.results.store import RunFilter
-from harness.words import csv_cell, pluralize
+from harness.words import pluralize
 
 if TYPE_CHECKING:
     import pandas as pd  # slow to import
@@ -68,8 +67,11 @@ def export(
     run_filter = RunFilter(
         kind=kind, status=status, model=model, soc=soc, since=since, newest=newest
     )
-    frame = _read(db, rows, run_filter)
-    content = _encode(frame, file_format)
+    from harness.results.data_frames import encode, frames
+
+    tables = frames(db, run_filter, telemetry=rows is Rows.TELEMETRY)
+    frame: pd.DataFrame = getattr(tables, rows)
+    content = encode(frame, file_format.value)
     if file == _STDOUT:
         sys.stdout.buffer.write(content)
         return
@@ -88,31 +90,3 @@ def _format_of(file: str, choice: Format | None) -> Format:
         )
         raise WrongUseError(f"{problem}: give --format {'|'.join(Format)}")
     return Format(suffix)
-
-
-def _read(db: str, rows: Rows, run_filter: RunFilter) -> "pd.DataFrame":
-    from harness.results.data_frames import frames
-
-    tables = frames(db, run_filter, telemetry=rows is Rows.TELEMETRY)
-    frame: pd.DataFrame = getattr(tables, rows)
-    return frame
-
-
-def _encode(frame: "pd.DataFrame", file_format: Format) -> bytes:
-    if file_format is Format.PARQUET:
-        buffer = io.BytesIO()
-        try:
-            frame.to_parquet(buffer, engine="pyarrow", index=False)
-        except ImportError as error:
-            reason = "Parquet needs pyarrow, which is not installed"
-            raise WrongUseError(f"{reason}: pip install 'qnnfarm[parquet]'") from error
-        return buffer.getvalue()
-    if file_format is Format.CSV:
-        text = frame.select_dtypes(["object", "string"]).columns
-        frame = frame.assign(**{str(name): frame[name].map(csv_cell) for name in text})
-        frame = frame.rename(columns=csv_cell)
-        return frame.to_csv(index=False, date_format="%Y-%m-%dT%H:%M:%S.%fZ").encode()
-    if frame.empty:
-        return b""  # pandas would write a blank line
-    lines = frame.to_json(orient="records", lines=True, date_format="iso", date_unit="us")
-    return lines.encode()

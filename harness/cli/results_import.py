@@ -1,4 +1,4 @@
-"""`qnnfarm results import`: results of other tools into the same database."""
+"""`qnnfarm results import`: results of other tools and teams into the same database."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,10 @@ from harness.words import pluralize
 
 
 def import_results(
-    files: Annotated[list[Path], typer.Argument(help="Files that other tools wrote.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Files that other tools wrote, or folders of `report --public`."),
+    ],
     db: Database = "results.db",
     tool: Annotated[
         Tool | None, typer.Option(help="Tool that wrote them; by default found by the content.")
@@ -41,6 +44,8 @@ def import_results(
     json: Json = False,
 ) -> None:
     """Import results of llama-bench, Genie, geniex-bench, ExecuTorch, mllm and AI Hub.
+
+    Also results that others published with `qnnfarm report --public`.
 
     A file that cannot be read is refused by line, and nothing of it is stored. Runs that were
     imported before are not imported again, so a file may grow from night to night. The file itself

@@ -18,7 +18,7 @@ from harness.errors import HostFileError
 from harness.importing import json_files, llama_bench, logs
 from harness.importing.json_files import Reader, of_entries
 from harness.importing.records import ForeignRun, UnreadableError
-from harness.results import provenance
+from harness.results import provenance, published
 from harness.results.nights import PAUSE
 from harness.results.records import (
     ContainerInfo,
@@ -44,6 +44,7 @@ class Tool(StrEnum):
     ETDUMP = "etdump"
     MLLM = "mllm"
     AI_HUB = "ai-hub"
+    PUBLISHED = "qnnfarm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,8 @@ def read_runs(
             file cannot be read.
     """
     facts = facts or ImportFacts()
+    if path.is_dir():
+        return _read_published(path, facts)
     content, changed_at = _read(path)
     text = _decode(content)
     file_format = _find_format(path, content, text, tool)
@@ -175,6 +178,9 @@ def store_runs(store: ResultsStore, found: Imported) -> Imported:
     Raises:
         ArtifactError: the file cannot be kept; nothing is stored.
     """
+    if found.tool is Tool.PUBLISHED:
+        runs = store.add_runs(found.runs)
+        return replace(found, runs=runs, known=len(found.runs) - len(runs))
     origins = store.known_origins(found.tool)
     new: dict[str, tuple[Run, int]] = {}
     for run, line in zip(found.runs, found.lines, strict=True):
@@ -187,6 +193,18 @@ def store_runs(store: ResultsStore, found: Imported) -> Imported:
         is_log = found.tool in {Tool.ETDUMP, Tool.MLLM} or "PyTorchObserver " in found.text
         runs = store.import_runs(runs, found.file, content, "log" if is_log else "profile")
     return replace(found, runs=runs, known=len(found.runs) - len(runs))
+
+
+def _read_published(folder: Path, facts: ImportFacts) -> Imported:
+    """Read a folder of `qnnfarm report --public`, whose name is that of its source."""
+    path = folder / published.FILE
+    text = _decode(_read(path)[0])
+    runs = published.read_published(text, str(path), folder.resolve().name)
+    if facts.labels:
+        runs = tuple(
+            run.model_copy(update={"labels": {**run.labels, **facts.labels}}) for run in runs
+        )
+    return Imported(Tool.PUBLISHED, path.name, text, runs, (), ())
 
 
 def _read(path: Path) -> tuple[bytes, datetime]:

@@ -5,17 +5,18 @@ database, under the same names and in the same units, so that a column which is 
 appears here too; docs/analysis.md lists them.
 """
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from sqlalchemy import JSON, Boolean, Connection, Double, Integer, Select, Table, select
 
-from harness.errors import CorruptRunError, TelemetryRecordError
+from harness.errors import CorruptRunError, TelemetryRecordError, WrongUseError
 from harness.results import schema
 from harness.results.database import refuse_unreadable_rows
 from harness.results.metrics import METRICS, unknown_metric
@@ -23,6 +24,7 @@ from harness.results.provenance import has_ended
 from harness.results.records import RUNTIME, runtime_of
 from harness.results.rows import parse_telemetry
 from harness.results.store import EVERYTHING, ResultsStore, RunFilter, select_runs
+from harness.words import csv_cell
 
 _HIDDEN = frozenset({"writer"})
 _LABELS = "labels"
@@ -71,6 +73,31 @@ def frames(db: str | Path, wanted: RunFilter = EVERYTHING, *, telemetry: bool = 
             measurements = _read_measurements(connection, query, ids, location)
             samples = _read_telemetry(connection, location, query, ids) if telemetry else []
     return Frames(_join(measurements, runs), runs, pd.DataFrame(samples, columns=_SAMPLE))
+
+
+def encode(frame: pd.DataFrame, suffix: Literal["parquet", "csv", "jsonl"]) -> bytes:
+    """Write a frame as a file of a format.
+
+    Raises:
+        WrongUseError: pyarrow, which Parquet needs, is not installed.
+    """
+    if suffix == "parquet":
+        buffer = io.BytesIO()
+        try:
+            frame.to_parquet(buffer, engine="pyarrow", index=False)
+        except ImportError as error:
+            reason = "Parquet needs pyarrow, which is not installed"
+            raise WrongUseError(f"{reason}: pip install 'qnnfarm[parquet]'") from error
+        return buffer.getvalue()
+    if suffix == "csv":
+        text = frame.select_dtypes(["object", "string"]).columns
+        frame = frame.assign(**{str(name): frame[name].map(csv_cell) for name in text})
+        frame = frame.rename(columns=csv_cell)
+        return frame.to_csv(index=False, date_format="%Y-%m-%dT%H:%M:%S.%fZ").encode()
+    if frame.empty:
+        return b""  # pandas would write a blank line
+    lines = frame.to_json(orient="records", lines=True, date_format="iso", date_unit="us")
+    return lines.encode()
 
 
 def _join(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

@@ -263,6 +263,18 @@ class ResultsStore(Closeable):
 
         return self.database.insist(write) or ()
 
+    def add_runs(self, runs: Sequence[Run]) -> tuple[Run, ...]:
+        """Write the runs of another database that are not here yet, all or none; return those."""
+
+        def write(connection: Connection) -> tuple[Run, ...]:
+            known = frozenset(connection.scalars(select(schema.runs.c.id)))
+            new = tuple(run for run in runs if run.id not in known)
+            for run in new:
+                insert_run(connection, self.location, run)
+            return new
+
+        return self.database.insist(write) or ()
+
     def begin_run(self, run: Run) -> RunRecorder:
         """Write a run that begins, before anything can go wrong with it."""
         if run.status != "running":
