@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from buildlib.error_base import nearest_names
+from harness.words import pluralize
 from reports.errors import ReportError
 
 if TYPE_CHECKING:
@@ -99,7 +100,6 @@ def report(
     from harness.console import answers, print_json
     from harness.moments import parse_moment
     from harness.results.store import RunFilter
-    from harness.words import pluralize
     from reports import devices, document, html_file, page, site_folder, terminal
 
     if beside is not None:

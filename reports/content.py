@@ -17,6 +17,7 @@ from harness.results.metrics import (
     Metric,
     find_metric,
 )
+from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
 from harness.results.records import (
     ArtifactRecord,
     ComparisonRecord,
@@ -42,6 +43,11 @@ TITLES: Mapping[Kind, str] = {
     "hardware": "on hardware",
     "imported": "from other tools",
     "emulator": "on the emulator",
+}
+_PERPLEXITIES = {
+    PERPLEXITY: "on device",
+    PERPLEXITY_FLOAT: "float on host",
+    PERPLEXITY_QUANTIZED: "quantized on CPU",
 }
 MANY_ROWS = 3
 """Remarks that so many rows of a section share, and a tenth of them, are said once."""
@@ -146,6 +152,12 @@ class Section:
         return tuple(
             find_metric(key) for key in SPEED_METRICS if any(key in row.cells for row in self.rows)
         )
+
+    @property
+    def scores(self) -> Mapping[str, str]:
+        """The perplexities of any row, and where each is computed: columns of the summary."""
+        found = {key for row in self.rows if row.perplexity for key in row.perplexity.values}
+        return {key: where for key, where in _PERPLEXITIES.items() if key in found}
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
