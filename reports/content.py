@@ -52,7 +52,8 @@ _PERPLEXITIES = {
 MANY_ROWS = 3
 """Remarks that so many rows of a section share, and a tenth of them, are said once."""
 MOST_IN_FULL = 200
-"""Runs with a page of their own in a report of one file; older ones get a line each."""
+"""Runs with a page of their own in a report of one file: the newest of each kind, and then the
+newest; others get a line each."""
 MOST_IN_BRIEF = 2000
 
 
@@ -74,7 +75,7 @@ class Listing:
     """All runs, oldest first, in full or briefly.
 
     Attributes:
-        full: the newest ones, and the newest of each model, precision, SoC and kind of run.
+        full: the newest of each model, precision, SoC and kind of run, and the newest of all.
         brief: the others.
         left_out: number of still older runs.
     """
@@ -241,7 +242,8 @@ def list_runs(runs: Sequence[Run], most: int = MOST_IN_FULL) -> Listing:
         ): run.id
         for run in runs
     }
-    in_full = {*newest.values(), *(run.id for run in runs[len(runs) - most :])}
+    others = [run.id for run in reversed(runs) if run.id not in {*newest.values()}]
+    in_full = {*newest.values(), *others[: max(most - len(newest), 0)]}
     brief = [run for run in runs if run.id not in in_full]
     return Listing(
         tuple(run for run in runs if run.id in in_full),

@@ -573,7 +573,7 @@ MATRIX_METRICS = (
     "decode_energy_j_per_token", "peak_rss_bytes",
 )  # fmt: skip
 MOST_COLUMNS = 10
-"""Columns of a matrix; where devices times tests are more, tests are rows."""
+"""Columns of a matrix with tests; where devices times tests are more, tests are rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,10 +581,12 @@ class Matrix:
     """One metric of all rows of a summary: models down, devices and tests across.
 
     Attributes:
+        test: the one of all its cells; empty where they are of several.
         rows: names, and below each column the row of the summary that has the metric.
     """
 
     metric: Metric
+    test: str
     columns: tuple[str, ...]
     rows: tuple[tuple[tuple[str, str], tuple[SummaryRow | None, ...]], ...]
 
@@ -604,25 +606,23 @@ class Matrix:
 
 
 def find_matrices(rows: Sequence[SummaryRow]) -> tuple[Matrix, ...]:
-    """Put the rows of a summary into a matrix of each metric, two by two at least.
-
-    Where there are too many devices for its columns, it has none.
-    """
+    """Put the rows of a summary into a matrix of each metric, two by two at least."""
     found = (_matrix(find_metric(key), rows) for key in MATRIX_METRICS)
-    return tuple(one for one in found if 1 < len(one.columns) <= MOST_COLUMNS and len(one.rows) > 1)
+    return tuple(one for one in found if len(one.columns) > 1 and len(one.rows) > 1)
 
 
 def _matrix(metric: Metric, rows: Sequence[SummaryRow]) -> Matrix:
     rows = [row for row in rows if row.value(metric.key) is not None]
     by_test = metric.key != PERPLEXITY
     places = {(row.subject.place, _test(row) if by_test else ((), "")) for row in rows}
-    across = len(places) <= MOST_COLUMNS
+    tests = {words for _, (_, words) in places}
+    across = len(tests) > 1 and len(places) <= MOST_COLUMNS
     columns = sorted({(place, test if across else ((), "")) for place, test in places})
     cells: dict[tuple[str, str], dict[object, SummaryRow]] = {}
     for row in rows:
         test = _test(row) if by_test else ((), "")
         column = (row.subject.place, test if across else ((), ""))
-        notes = [*row.notes, "" if across else test[1]]
+        notes = [*row.notes, "" if across or len(tests) == 1 else test[1]]
         for more in ("", container_shape(row.container) if row.container else "", row.sha256[:12]):
             notes += [more]
             name = row.name, ", ".join(filter(None, notes))
@@ -631,6 +631,7 @@ def _matrix(metric: Metric, rows: Sequence[SummaryRow]) -> Matrix:
         cells.setdefault(name, {}).setdefault(column, row)
     return Matrix(
         metric,
+        "".join(tests) if len(tests) == 1 else "",
         tuple(f"{place} {test}".strip() for place, (_, test) in columns),
         tuple((name, tuple(found.get(one) for one in columns)) for name, found in cells.items()),
     )
