@@ -4,7 +4,6 @@
 """
 
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,19 +13,13 @@ import platformdirs
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-SYSTEM_LEDGER_DIR = Path("/var/lib/qnnfarm")
-"""Folder with the ledger of all users of the host, if it exists."""
-
 
 def state_dir() -> Path:
-    """Return the folder of this user's own state: virtual devices, plans' journals.
+    """Return the folder of this user's own state: ledger, virtual devices, plans' journals.
 
-    `QNNFARM_STATE_DIR` overrides it, unless other users share that folder.
+    `QNNFARM_STATE_DIR` overrides it.
     """
-    override = os.environ.get("QNNFARM_STATE_DIR")
-    if override and not _is_others(Path(override)):
-        return Path(override)
-    return Path(platformdirs.user_state_dir("qnnfarm"))
+    return Path(os.environ.get("QNNFARM_STATE_DIR") or platformdirs.user_state_dir("qnnfarm"))
 
 
 def make_state_dir() -> Path:
@@ -34,36 +27,6 @@ def make_state_dir() -> Path:
     folder = state_dir()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
-
-
-def ledger_dir() -> Path:
-    """Return the folder of the pools' ledger, which several users may share.
-
-    It is `QNNFARM_STATE_DIR` if that is set, else `/var/lib/qnnfarm` if it exists, else that of
-    `state_dir`.
-    """
-    override = os.environ.get("QNNFARM_STATE_DIR")
-    if override:
-        return Path(override)
-    return SYSTEM_LEDGER_DIR if SYSTEM_LEDGER_DIR.is_dir() else state_dir()
-
-
-def is_shared(folder: Path) -> bool:
-    """Return whether a folder is set up for a group: its files get its group, which may write."""
-    try:
-        mode = folder.stat().st_mode
-    except OSError:
-        return False
-    return bool(mode & stat.S_ISGID and mode & stat.S_IWGRP)
-
-
-def _is_others(folder: Path) -> bool:
-    """Return whether other users share a folder, or one of them has it; root may use any."""
-    try:
-        owner = folder.stat().st_uid
-    except OSError:
-        return False
-    return is_shared(folder) or os.geteuid() not in {0, owner}
 
 
 def private_lock(path: Path, timeout_s: float = -1) -> "BaseFileLock":

@@ -32,7 +32,9 @@ IMPORTED = (
     "buildlib.numerics", "buildlib.toolchains.ort_qnn.toolchain", "encodings.idna",
     "harness.cli.device_lease", "harness.cli.progress", "harness.devices.adb.discovery",
     "harness.virtual_device.device_type", "harness.virtual_device.manager", "importlib.readers",
-    "rich.markdown", "sqlalchemy.dialects.sqlite", "typer._adapters", "typer.rich_utils",
+    "psycopg",
+    "rich.markdown", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite",
+    "typer._adapters", "typer.rich_utils",
 )  # fmt: skip
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.forked_commands"])

@@ -161,7 +161,7 @@ def _cache() -> Result:
 def _ledger() -> Result:
     """Check that the ledger of leases can be used, without making a file of one."""
     from harness.pool.database import Database
-    from harness.pool.ledger_file import check_folder, users_of
+    from harness.pool.ledger_file import check_folder
     from harness.pool.pool import find_config, find_ledger
 
     try:
@@ -170,7 +170,7 @@ def _ledger() -> Result:
                 database.version()
                 return "ok", f"{database.location}, of several hosts"
             check_folder(database.path)
-            return "ok", f"{database.location}, of {users_of(database.path)}"
+            return "ok", database.location
     except (LedgerError, ConfigFileError) as error:
         return "broken", str(error)
 

@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Row, func, or_, select
 from harness.clock import Clock, format_time
 from harness.devices.socket_owner import user_name
 from harness.errors import LeaseLostError, LedgerError
-from harness.paths import is_shared
 from harness.pool import reservations
 from harness.pool.config import QuarantineConfig
 from harness.pool.database import Database
@@ -117,8 +116,7 @@ class Ledger:
         self._clock = clock
         self._rule = rule
         self._has_ended = ended
-        shared = database.path is not None and is_shared(database.path.parent)
-        self._user = user_name(os.geteuid()) if shared or database.path is None else ""
+        self._user = user_name(os.geteuid()) if database.path is None else ""
 
     def reconcile(self) -> None:
         """End the leases and tickets of dead processes, and repair contradictions.
@@ -132,8 +130,8 @@ class Ledger:
     def address(self, spec: str) -> str:
         """Return the address of a device as the ledger has it.
 
-        Among several users, virtual devices are each user's own: `virtual:alpha of ann`. Among
-        several hosts, so is all that is reached without a host's name: `android:R5 on lab1`.
+        On a server, virtual devices are each user's own, `virtual:alpha of ann`, and what is
+        reached without a host's name is each host's, `android:R5 on lab1`.
         """
         if self._user and spec.startswith("virtual:"):
             spec = f"{spec} of {self._user}"

@@ -1,4 +1,4 @@
-"""Count of the sessions that run at once on this host, from all processes.
+"""Count of the sessions that run at once on this host, from all processes of this user.
 
 Sessions that share a host slow each other down: they share its processors on the emulator, and the
 USB hubs on phones. Each holds a locked file in `sessions` beside the pool's ledger. A session that
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.paths import is_shared, ledger_dir
+from harness.paths import state_dir
 
 _FOLDER = "sessions"
 _GATE = ".lock"
@@ -28,7 +28,7 @@ class SessionCount:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = ledger_dir() / _FOLDER if folder is None else folder
+        self._folder = state_dir() / _FOLDER if folder is None else folder
         self._file: int | None = None
         self._path: Path | None = None
 
@@ -42,11 +42,10 @@ class SessionCount:
         if self._file is not None:
             return
         with contextlib.suppress(OSError):
-            shared = is_shared(self._folder.parent)
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o2770 if shared else 0o700)
-            with _gate(self._folder, shared=shared):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with _gate(self._folder):
                 path = self._folder / secrets.token_hex(8)
-                self._file = _open(path, os.O_CREAT | os.O_EXCL, shared=shared)
+                self._file = _open(path, os.O_CREAT | os.O_EXCL)
                 self._path = path
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 others = _live(self._folder, path)
@@ -71,7 +70,7 @@ def _live(folder: Path, own: Path) -> list[int]:
         if path == own:
             continue
         try:
-            file = _open(path, 0, shared=False)
+            file = _open(path)
         except OSError:  # it ended meanwhile
             continue
         try:
@@ -85,8 +84,8 @@ def _live(folder: Path, own: Path) -> list[int]:
 
 
 @contextmanager
-def _gate(folder: Path, *, shared: bool) -> Iterator[None]:
-    gate = _open(folder / _GATE, os.O_CREAT, shared=shared)
+def _gate(folder: Path) -> Iterator[None]:
+    gate = _open(folder / _GATE, os.O_CREAT)
     try:
         fcntl.flock(gate, fcntl.LOCK_EX)
         yield
@@ -94,13 +93,8 @@ def _gate(folder: Path, *, shared: bool) -> Iterator[None]:
         os.close(gate)
 
 
-def _open(path: Path, flags: int, *, shared: bool) -> int:
-    mode = 0o660 if shared else 0o600
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, mode)
-    if shared and flags & os.O_CREAT:
-        with contextlib.suppress(OSError):  # another user made it
-            os.fchmod(file, mode)  # whatever the umask
-    return file
+def _open(path: Path, flags: int = 0) -> int:
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
 
 
 def _read(file: int) -> int | None:

@@ -68,6 +68,17 @@ def test_a_full_disk_is_told_as_one_and_the_ledger_works_again_after_it(tmp_path
     assert done.stdout.splitlines() == [full, full, "fine"] * 2, done.stderr
 
 
+def test_a_folder_of_others_has_no_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(LedgerError, match=r"every user .* \(mode 0777\): `chmod o-w"):
+        ledger_file.prepare(tmp_path / "pool.db")
+    tmp_path.chmod(0o2770)
+    ledger_file.prepare(tmp_path / "pool.db")
+    monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(LedgerError, match=r"its folder belongs to .*: name another"):
+        ledger_file.prepare(tmp_path / "pool.db")
+
+
 @pytest.mark.parametrize(
     ("kind", "is_network"),
     [("nfs4", True), ("cifs", True), ("9p", True), ("fuse.sshfs", True), ("ext4", False),
