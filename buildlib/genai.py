@@ -36,7 +36,7 @@ from buildlib.builder.sources import (
     attached_source,
     check_start_points,
     find_source,
-    is_rotated,
+    is_spread,
     layers_of,
     positions_of,
 )
@@ -383,7 +383,7 @@ class GenAIBuilderHTP:
             },
         ).checked(
             n_layers=layers_of(self._source),
-            rotated=trained is not None and is_rotated(self._source),
+            spread=trained is not None and is_spread(self._source),
         )
         for config in plan.compile_configs():
             self._toolchain.check(config)

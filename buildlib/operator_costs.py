@@ -17,12 +17,13 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from buildlib.builder.model_folder import load_factors
-from buildlib.cache.records import read_files, read_info
+from buildlib.cache.records import read_files
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.container.op_packages import registrations
 from buildlib.errors import CacheError
 from buildlib.graph.files import load_model, tensor_array
+from buildlib.quantize.techniques.spreading import describe_spreading
 from buildlib.replay import compiled_from, emulator_twin, entry_beside
 from buildlib.targets import parse_target
 from buildlib.toolchains.base import NodeCycles, OpPackageLibrary
@@ -179,14 +180,12 @@ def _weights(root: Path, name: str, sha256: str) -> Iterator[tuple[str, str, Ope
 def _float_weights(converted: Path) -> Callable[[str], npt.NDArray[np.float32] | None]:
     """Return a function that gives the float weight of quantized integers by their name.
 
-    It is that of the model before its weights were optimized for quantization, but rescaled and
-    rotated as they were.
+    It is that of the model before its weights were optimized for quantization, but with the
+    channels that it has.
     """
     folder = entry_beside(converted, read_files(converted).sources[0]).folder
     factors = load_factors(folder)
-    while not (
-        folder.name.startswith("optimize_") and "spinquant" in str(read_info(folder).config)
-    ):
+    while not (folder.name.startswith("optimize_") and describe_spreading(folder / MODEL_FILE)):
         factors = factors or load_factors(folder)
         try:
             folder = entry_beside(folder, read_files(folder).sources[0]).folder

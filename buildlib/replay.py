@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from buildlib.builder.model_folder import load_factors
 from buildlib.builder.options import MhaConfig, SplitModelConfig
 from buildlib.builder.parts import Part
 from buildlib.builder.stage import CachedStage
@@ -35,7 +34,7 @@ from buildlib.cache.records import EntryInfo, read_files, read_info
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import is_dlc
 from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG, TOKENIZER
-from buildlib.container.manifest import GENIE_CONTRACT, RESCALED
+from buildlib.container.manifest import GENIE_CONTRACT, HIDDEN_STATES, RESCALED
 from buildlib.container.op_packages import registrations
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.errors import CacheError, ContainerError, InputFileError, InvalidOptionError
@@ -45,7 +44,6 @@ from buildlib.graph.shape import GraphShape
 from buildlib.passes.mha2sha import whole_name
 from buildlib.paths import default_cache_root, user_path
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.quantize.techniques.base import Factors
 from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import BinaryInfo, GraphPorts, OpPackageLibrary, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
@@ -334,19 +332,21 @@ def _cache_root(given: str | os.PathLike[str] | None) -> Path:
     return default_cache_root() if given is None else user_path(given)
 
 
-def factors_of(container: GenAIContainer, cache_root: Path | None = None) -> Factors:
-    """Return what constants of a container's model were multiplied with before quantization.
+def optimized_model(container: GenAIContainer, cache_root: Path | None = None) -> Path | None:
+    """Return the folder of a container's model as its weights and channels were changed.
+
+    None if they were not.
 
     Raises:
         CacheError: the cache does not have what the container was made of.
     """
-    if RESCALED not in container.metadata.model.quantization:
-        return {}
+    if container.metadata.model.quantization.keys().isdisjoint({RESCALED, HIDDEN_STATES}):
+        return None
     name = container.genie_config.ctx_bins[0]
     folder = compiled_from(_cache_root(cache_root), name, container.metadata.files[name].sha256)[0]
-    while not (factors := load_factors(folder)):
+    while not folder.name.startswith("optimize_"):
         folder = entry_beside(folder, read_files(folder).sources[0]).folder
-    return factors
+    return folder
 
 
 def compiled_from(root: Path, name: str, sha256: str) -> list[Path]:

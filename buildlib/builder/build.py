@@ -296,7 +296,7 @@ class Build:
             quantization = quantization.model_copy(update={"kv_bitwidth": 8})
         alone = additions.lora is None and additions.embedding is None
         if not alone or additions.speculative is not None or self.plan.contract == MLLM_CONTRACT:
-            quantization = quantization.model_copy(update={"splitting": False})
+            quantization = quantization.model_copy(update={"spreading": False})
         main = self.sources.main
         if sharing is not None and isinstance(main, OnnxSource) and main.encodings is not None:
             scaling = bool(quantization.scaling)  # as the main model is

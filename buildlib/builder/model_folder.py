@@ -24,6 +24,8 @@ from buildlib.quantize.optimization import technique_windows
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.sensitivity.loss import LARGE_LOSS
 from buildlib.quantize.techniques.base import Factors
+from buildlib.quantize.techniques.scaling import write_scaled
+from buildlib.quantize.techniques.spreading import write_spread_alike
 
 _RANGES_FILE = "ranges.json"
 FACTORS_FILE = "factors.safetensors"
@@ -51,6 +53,20 @@ def load_factors(folder: Path) -> Factors:
     """Return what constants and caches of a model have been multiplied with, by name."""
     path = folder / FACTORS_FILE
     return load_file(path) if path.is_file() else {}
+
+
+def write_alike(model: Path, changed: Path, folder: Path) -> Path:
+    """Write a float model with all that another one went through before its weights were rounded.
+
+    Args:
+        model: as the other one was before.
+        changed: folder whose hidden states may be rotated or split, and constants rescaled.
+        folder: as `WeightTechnique.optimize` takes it.
+    """
+    spread = folder / "spread"
+    spread.mkdir()
+    model = write_spread_alike(model, changed / MODEL_FILE, spread)
+    return write_scaled(model, load_factors(changed), folder)
 
 
 def save_ranges(

@@ -98,19 +98,19 @@ class BuildPlan:
     shapes: tuple[GraphShape, ...] = ()
     contract: str = GENIE_CONTRACT
 
-    def checked(self, *, n_layers: int | None = None, rotated: bool = False) -> "BuildPlan":
+    def checked(self, *, n_layers: int | None = None, spread: bool = False) -> "BuildPlan":
         """Return a copy with its shapes; refuse options that do not fit each other.
 
         Args:
             n_layers: of the model, if its configuration tells.
-            rotated: whether `spinquant` has turned the model before.
+            spread: whether the hidden states of the model were rotated or split before.
         """
         options, additions = _split_off_ends(self.options, self.additions), self.additions
         shapes = () if self.keeps_shape else graph_shapes(options.arn_cl_options, self.contract)
         Bitwidths.from_options(options.quantization)
         check_arguments(options.quantization)
-        if rotated or "spinquant" in options.quantization.weight_techniques:
-            _check_rotated(additions)
+        if spread or "spinquant" in options.quantization.weight_techniques:
+            _check_trained(additions)
         _check_splits(options.split_model, n_layers)
         ars = {shape.ar for shape in shapes}
         if additions.speculative is not None and ars:
@@ -227,16 +227,17 @@ def _split_off_ends(options: BuildOptions, additions: Additions) -> BuildOptions
     return options.model_copy(update={"split_model": options.split_model.model_copy(update=apart)})
 
 
-def _check_rotated(additions: Additions) -> None:
-    """Refuse adapters and drafts that were trained before the model was rotated."""
+def _check_trained(additions: Additions) -> None:
+    """Refuse adapters and drafts that were trained on hidden states that the model has no more."""
     for name, is_used in (
         ("adapters", additions.lora is not None),
         ("forecast tokens", isinstance(additions.speculative, SsdBuilderConfig)),
         ("draft heads", isinstance(additions.speculative, EagletBuilderConfig)),
     ):
         if is_used:
-            reason = f"spinquant turns the hidden states that {name} are made for; leave one out"
-            raise InvalidOptionError("quantization.techniques", reason, ())
+            reason = f"{name} were trained on hidden states that are rotated or split here"
+            remedy = "build from the checkpoint, without spinquant"
+            raise InvalidOptionError("quantization.techniques", f"{reason}: {remedy}", ())
 
 
 def _check_splits(options: SplitModelConfig, n_layers: int | None) -> None:

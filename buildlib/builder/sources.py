@@ -26,7 +26,7 @@ from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate, tem
 from buildlib.errors import InvalidOptionError, ModelFileError, ModelWarning
 from buildlib.files import check_file
 from buildlib.graph.files import external_tensors, load_model
-from buildlib.quantize.techniques.rotation import ROTATED
+from buildlib.quantize.techniques.spreading import describe_spreading
 
 _NO_FILE = Path("config_dict")  # what messages call a configuration that was given as itself
 
@@ -194,11 +194,9 @@ def layers_of(source: ModelSource) -> int | None:
     return layers if type(layers) is int else None
 
 
-def is_rotated(source: ModelSource) -> bool:
-    """Return whether `spinquant` of a pipeline has turned the hidden states of a model."""
-    if not isinstance(source, OnnxSource):
-        return False
-    return ROTATED in load_model(source.model).metadata_props
+def is_spread(source: ModelSource) -> bool:
+    """Return whether a pipeline has rotated or split the hidden states of a model."""
+    return isinstance(source, OnnxSource) and bool(describe_spreading(source.model))
 
 
 def _configuration(source: ModelSource) -> dict[str, object]:

@@ -17,7 +17,7 @@ from buildlib.quantize.techniques.base import FloatModel, WeightTechnique
 from buildlib.quantize.techniques.layerwise import LayerwiseTechnique
 from buildlib.quantize.techniques.rotation import Rotation
 from buildlib.quantize.techniques.scaling import Scaling
-from buildlib.quantize.techniques.splitting import Splitting
+from buildlib.quantize.techniques.spreading import Spreading
 
 _TOKENS, _TOKENS_OF_WIDE_MODELS = 8192, 4096
 _WIDE = 2048
@@ -30,7 +30,7 @@ def techniques(arguments: TechniqueArguments) -> Mapping[StepName, WeightTechniq
     solve_gptq = partial(gptq.solve, arguments=first)
     solve_gptaq = partial(gptq.solve, arguments=second, to_float=True)
     return {
-        "splitting": Splitting("splitting"),
+        "spreading": Spreading("spreading"),
         "scaling": Scaling("scaling"),
         "spinquant": Rotation("spinquant", arguments.spinquant.seed),
         "seqmse": LayerwiseTechnique("seqmse", partial(seqmse.solve, arguments=seq)),
@@ -66,7 +66,7 @@ def optimize_weights(
         for number, name in enumerate(names):
             step = Path(scratch) / str(number)
             step.mkdir()
-            if name in {"splitting", "scaling"}:
+            if name in {"spreading", "scaling"}:
                 token_windows = windows[:n_calibrating] or windows
             else:
                 token_windows = _shown(windows, arguments.num_batches(name))

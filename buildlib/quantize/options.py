@@ -10,7 +10,7 @@ from buildlib.errors import InvalidOptionError
 from buildlib.quantize.techniques.arguments import TechniqueArguments
 
 TechniqueName = Literal["spinquant", "seqmse", "gptq", "gptaq", "adascale"]
-StepName = Literal["splitting", "scaling"] | TechniqueName
+StepName = Literal["spreading", "scaling"] | TechniqueName
 """What changes a float model: a technique, or what is exact and gives bits room."""
 RangeName = Literal["minmax", "percentile", "mse"]
 
@@ -74,8 +74,9 @@ class QuantizationOptions(BaseModel):
         calibration_tokens: of the text that ranges are observed on; `None` is 2048.
         scaling: rescale keys and values exactly, so that 8 bits hold them; `None` does so unless an
             ONNX export has encodings of its own, which lose those of what is rescaled.
-        splitting: with it, split massive channels of the residual stream, which get wider by a
-            twentieth: where the gains of norms make them, and nothing is built beside the model.
+        spreading: with it, spread massive channels of the residual stream over others, if nothing
+            is built beside the model: by rotations, or where the gains of norms make them by
+            copies, which make it wider by a twentieth.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -93,7 +94,7 @@ class QuantizationOptions(BaseModel):
     activation_ranges: RangeName = "minmax"
     calibration_tokens: Annotated[int, Field(ge=1)] | None = None
     scaling: bool | None = None
-    splitting: bool = True
+    spreading: bool = True
 
     @model_validator(mode="after")
     def _apply_recipe(self) -> Self:
@@ -142,8 +143,8 @@ class QuantizationOptions(BaseModel):
             return techniques
         if techniques[:1] == ("spinquant",):  # which mixes channels
             return ("spinquant", "scaling", *techniques[1:])
-        split: tuple[StepName, ...] = ("splitting",) if self.splitting else ()
-        return (*split, "scaling", *techniques)
+        spread: tuple[StepName, ...] = ("spreading",) if self.spreading else ()
+        return (*spread, "scaling", *techniques)
 
 
 def check_arguments(options: QuantizationOptions) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from buildlib.builder.model_place import find_model
 from buildlib.container.container import GenAIContainer
 from buildlib.graph.shape import GraphShape
-from buildlib.replay import factors_of
+from buildlib.replay import optimized_model
 from buildlib.speculative.agreement import bound_lookahead, bound_turns
 from buildlib.speculative.kv_trace import Commit, GraphCall, find_commits, trace_dialog
 from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json
@@ -111,10 +111,10 @@ def tensor(
     Example: qnnfarm debug tensor CONTAINER_DIR --reference CHECKPOINT_DIR
     """
     model = open_model(container_dir, "graph")
-    factors = factors_of(GenAIContainer.load(container_dir), cache)
+    changed = optimized_model(GenAIContainer.load(container_dir), cache)
     shape = GraphShape(max(model.info.ars), model.info.cl)
     place = find_model(reference)
-    float_model = FloatReference(place.folder, shape, factors)
+    float_model = FloatReference(place.folder, shape, changed)
     selection = float_model.select(names or ())
     request = GenerationRequest(step + 1, prompt=prompt)
     if selection:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from buildlib.builder.model_folder import load_factors
+from buildlib.builder.model_folder import write_alike
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.encodings.files import load_encodings
@@ -24,8 +24,6 @@ from buildlib.quantize.sensitivity.ranking import (
     rank_tensors,
 )
 from buildlib.quantize.sensitivity.sweep import SensitivityModel, changed_weights
-from buildlib.quantize.techniques.scaling import write_scaled
-from buildlib.quantize.techniques.splitting import split_of, write_split
 from harness.console import Row, answers, print_remark, print_rows
 from harness.errors import PipelineError
 from harness.pipeline.comparison import ComparedText, float_folder
@@ -115,11 +113,7 @@ def rank_pipeline(
         # Variants are put beside the model: not into an entry that other builds check.
         scratch = Path(stack.enter_context(TemporaryDirectory(dir=parent, prefix=".variants.")))
         # Values between rescaled constants are others, but not what the model computes.
-        model = whole / MODEL_FILE
-        if copies := split_of(folder / MODEL_FILE):
-            (scratch / "split").mkdir()
-            model = write_split(model, copies, scratch / "split")
-        model = write_scaled(model, load_factors(folder), scratch)
+        model = write_alike(whole / MODEL_FILE, folder, scratch)
         weights = changed_weights(model, folder / MODEL_FILE)
         config, scored = load_config(whole / CONFIG_FILE), [window.tokens for window in cut]
         sensitivity = rank_tensors(

@@ -25,8 +25,8 @@ from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import (
     CLIPPED_ADAPTERS,
+    HIDDEN_STATES,
     RESCALED,
-    SPLIT,
     GraphsRecord,
     ModelRecord,
     PartKind,
@@ -40,7 +40,7 @@ from buildlib.files import atomic_write_bytes
 from buildlib.graph.rope import frequency_divisors
 from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.quantize.summary import describe_factors, summarize_quantization
-from buildlib.quantize.techniques.splitting import split_of
+from buildlib.quantize.techniques.spreading import describe_spreading
 from buildlib.speculative.agreement import SPECULATIVE, check_on_emulator
 from buildlib.speculative.config import PREFIX_FOLDER, EagletBuilderConfig, PlainDialog, speculate
 from buildlib.speculative.draft_model import DraftHead
@@ -146,10 +146,8 @@ class Package(CachedStage):
         quantization = summarize_quantization(self.quantized)
         factors = load_factors(prepared.model)
         quantization |= {RESCALED: describe_factors(factors)} if factors else {}
-        copies = split_of(prepared.model / MODEL_FILE)
-        quantization |= (
-            {SPLIT: ", ".join(f"{c} into {n}" for c, n in copies.items())} if copies else {}
-        )
+        spread = describe_spreading(prepared.model / MODEL_FILE)
+        quantization |= {HIDDEN_STATES: spread} if spread else {}
         if prepared.lora is not None:
             beyond = json.loads((prepared.lora / BEYOND_FILE).read_text("utf-8"))
             quantization |= {CLIPPED_ADAPTERS: ", ".join(beyond)} if beyond else {}

@@ -269,8 +269,7 @@ def changed_weights(float_model: Path, quantized: Path) -> dict[str, ir.TensorPr
     """Return the weights that a technique has changed, of two canonical models of one shape.
 
     Raises:
-        BuildError: other constants differ too: the model was rotated, and its weights are no
-            longer those of the float model.
+        BuildError: other constants differ too, as they do where one of them was rotated.
         ModelFileError: a model cannot be read.
     """
     ours, theirs = (load_model(path).graph for path in (float_model, quantized))
@@ -288,8 +287,8 @@ def changed_weights(float_model: Path, quantized: Path) -> dict[str, ir.TensorPr
             continue
         if name not in matrices:
             raise BuildError(
-                f"{name} is not that of the model in float: its quantization rotated the model, "
-                "and costs of single weights mean nothing then; leave spinquant out"
+                f"{name} is not that of the model in float: something else has changed the "
+                "model, and costs of single weights mean nothing then"
             )
         weights[name] = value.const_value
     return weights

@@ -2,9 +2,9 @@
 
 Liu et al., "SpinQuant: LLM Quantization with Learned Rotations", 2024: R1 turns the residual stream
 and R2 the values of each head; both vanish into the weights before and after. They are random here,
-not learned: a Hadamard matrix with random signs, times a random orthogonal matrix where the width
-is no power of two (as in QuaRot). The gains of the norms that read the residual stream are folded
-into the weights behind them first.
+not learned: a Hadamard matrix with random signs, times that of a Hartley transform where the width
+is no power of two, whose entries are hardly larger than those of a Hadamard matrix. The gains of
+the norms that read the residual stream are folded into the weights behind them first.
 """
 
 import math
@@ -31,7 +31,11 @@ _CHUNK_ROWS = 4096
 _LAYOUT = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze"})
 _PRODUCTS = frozenset({"Gemm", "MatMul"})
 ROTATED = "qnnfarm.rotated"
-"""Property of a rotated model: what was trained on its hidden states does not fit them any more."""
+"""Property of a rotated model, with the seed of its rotations.
+
+What was trained on its hidden states does not fit them any more.
+"""
+_LARGEST_HADAMARD = 32
 Matrix = npt.NDArray[Any]
 
 
@@ -52,36 +56,105 @@ class Rotation:
         """Write the rotated model; its weights are on no grid yet."""
         if model.encodings.by_name():
             raise _refused("it changes weights and activations, and some have encodings")
-        whole = load_model(model.path)
-        plan = _Search(whole.graph, self.seed).changes()
-        heads = head_weights(whole.graph)
-        ends = {n for n, change in plan.items() if n in heads or change.table or change.ones}
-        # Two files: techniques after this one replace what is in the second, and drop it.
-        for part, names in (("ends", ends), ("layers", plan.keys() - ends)):
-            shapes = {name: change.shape for name, change in plan.items() if name in names}
-            with TensorWriter(folder / f"{self.name}_{part}.safetensors", shapes) as file:
-                for n_done, name in enumerate(shapes, 1):
-                    check_cancelled()
-                    for start, rows in plan[name].rows():
-                        file.write(name, rows, start)
-                    if progress is not None:
-                        progress(n_done, len(shapes))
-                for name in shapes:
-                    replace_constant(whole.graph, name, file.tensor(name))
-        whole.metadata_props[ROTATED] = self.name
-        return model.changed(save_model(whole, folder / MODEL_FILE), model.encodings)
+        path = write_rotated(model.path, self.seed, folder, progress)
+        return model.changed(path, model.encodings)
+
+
+def write_rotated(
+    path: Path, seed: int, folder: Path, progress: Callable[[int, int], None] | None = None
+) -> Path:
+    """Write `model.onnx` with R1 and R2 in its weights; `folder` is as techniques take it.
+
+    Raises:
+        InvalidOptionError: something reads or makes the residual stream that cannot be turned.
+    """
+    whole = load_model(path)
+    plan = _Search(whole.graph, seed).changes()
+    heads = head_weights(whole.graph)
+    ends = {n for n, change in plan.items() if n in heads or change.table or change.ones}
+    # Two files: techniques after this one replace what is in the second, and drop it.
+    for part, names in (("ends", ends), ("layers", plan.keys() - ends)):
+        shapes = {name: change.shape for name, change in plan.items() if name in names}
+        with TensorWriter(folder / f"rotated_{part}.safetensors", shapes) as file:
+            for n_done, name in enumerate(shapes, 1):
+                check_cancelled()
+                for start, rows in plan[name].rows():
+                    file.write(name, rows, start)
+                if progress is not None:
+                    progress(n_done, len(shapes))
+            for name in shapes:
+                replace_constant(whole.graph, name, file.tensor(name))
+    whole.metadata_props[ROTATED] = str(seed)
+    return save_model(whole, folder / MODEL_FILE)
+
+
+def coarsening(path: Path, seed: int = 0) -> float:
+    """Return by how much the steps of a weight grow at most, if a model is rotated.
+
+    A weight that writes far larger numbers into one channel than into others writes them into all
+    channels then, each of which has one step for all that it sums up.
+
+    Raises:
+        InvalidOptionError: as `write_rotated` does.
+    """
+    changes = _Search(load_model(path).graph, seed).changes().values()
+    return max((each.coarsening() for each in changes if each.left is not None), default=1.0)
+
+
+def rotation_of(path: Path) -> int | None:
+    """Return the seed with which a model was rotated; None if it was not."""
+    seed = load_model(path).metadata_props.get(ROTATED)
+    return None if seed is None else int(seed)
+
+
+@dataclass(frozen=True)
+class RandomRotation:
+    """A random orthogonal matrix `diag(signs) @ kron(*factors)`, applied factor by factor.
+
+    Attributes:
+        signs: [width], 1 or -1.
+        factors: orthogonal: Hadamard matrices as far as powers of two divide the width, and a
+            Hartley matrix of the rest.
+    """
+
+    signs: Matrix
+    factors: tuple[Matrix, ...]
+
+    @classmethod
+    def of(cls, width: int, random: np.random.Generator) -> "RandomRotation":
+        """Draw one."""
+        from scipy.linalg import hadamard
+
+        power = width & -width
+        angles = np.outer(*[np.arange(width // power)] * 2) * (2 * math.pi * power / width)
+        factors = [(np.cos(angles) + np.sin(angles)) / math.sqrt(len(angles))]
+        while power > 1:
+            size = min(power, _LARGEST_HADAMARD)
+            factors.append(hadamard(size) / math.sqrt(size))
+            power //= size
+        return cls(random.choice([-1.0, 1.0], size=width), tuple(factors))
+
+    def turn(self, values: Matrix) -> Matrix:
+        """Return `values @ self` of the last axis, or of each piece of it that is so wide."""
+        width = len(self.signs)
+        turned = values.reshape(-1, width) * self.signs
+        for factor in reversed(self.factors):  # each time, the axis of the next one becomes last
+            pieces = turned.reshape(len(turned), -1, len(factor)) @ factor
+            turned = pieces.swapaxes(1, 2).reshape(-1, width)
+        return turned.reshape(values.shape)
 
 
 @dataclass
 class _Change:
-    """New values of a constant: `left @ values * gain @ right` of a matrix [out, in] or a table.
+    """New values of a constant: `left.T @ values * gain @ right` of a matrix [out, in] or a table.
 
     Attributes:
         source: the constant.
         transposed: whether it is stored as [in, out].
         gain: of the norm before it, [in].
-        right: rotation of its inputs, or of the rows of a table.
-        left: rotation of its outputs.
+        right: rotation of its inputs, or of the rows of a table; of each head, where it is
+            narrower.
+        left: rotation of its outputs, likewise.
         ones: it is a gain that was folded away.
         table: it is the table of the tokens.
     """
@@ -89,14 +162,26 @@ class _Change:
     source: ir.Value
     transposed: bool = False
     gain: Matrix | None = None
-    right: Matrix | None = None
-    left: Matrix | None = None
+    right: RandomRotation | None = None
+    left: RandomRotation | None = None
     ones: bool = False
     table: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         return static_shape(self.source) or ()
+
+    def coarsening(self) -> float:
+        """Return the median largest value of its channels, over that of today; 1 for a bias."""
+        assert self.source.const_value is not None  # noqa: S101  (an initializer)
+        values = tensor_array(self.source.const_value).astype(np.float64)
+        if values.ndim == 1:
+            return 1.0
+        values = values.T if self.transposed else values
+        before, after = (
+            float(np.median(np.abs(each).max(axis=1))) for each in (values, self._turned(values))
+        )
+        return after / max(before, 1e-30)
 
     def rows(self) -> Iterator[tuple[int, Matrix]]:
         """Yield the new values as stored, some rows at a time if nothing mixes rows."""
@@ -117,8 +202,8 @@ class _Change:
         if self.gain is not None:
             values = values * self.gain
         if self.right is not None:
-            values = values @ self.right
-        return values if self.left is None else self.left @ values
+            values = self.right.turn(values)
+        return values if self.left is None else self.left.turn(values.T).T
 
 
 class _Search:
@@ -130,7 +215,7 @@ class _Search:
         self._stream: set[ir.Value] = set()
         self._random = np.random.default_rng(seed)
         self._width = 0
-        self._r1: Matrix = np.eye(1)
+        self._r1: RandomRotation | None = None
 
     def changes(self) -> dict[str, _Change]:
         """Return the change of each constant by its name."""
@@ -150,7 +235,7 @@ class _Search:
     def _begin(self, node: ir.Node) -> None:
         table = self._change(node, 0)
         self._width = table.shape[-1]
-        self._r1 = random_orthogonal(self._width, self._random)
+        self._r1 = RandomRotation.of(self._width, self._random)
         table.right, table.table = self._r1, True
         self._stream.add(node.outputs[0])
 
@@ -179,7 +264,7 @@ class _Search:
 
     def _turn_outputs(self, product: ir.Node) -> None:
         for index in range(1, len(product.inputs)):
-            self._change(product, index).left = self._r1.T
+            self._change(product, index).left = self._r1
 
     def _turn_values(self, value: ir.Value, layer: int) -> None:
         """Turn the values of a layer's heads, and turn them back behind the attention."""
@@ -191,13 +276,10 @@ class _Search:
         dims = static_shape(value)
         if after is None or dims is None:
             raise _refused(f"nothing multiplies the values of layer {layer}")
-        r2 = random_orthogonal(dims[-1], self._random)
+        r2 = RandomRotation.of(dims[-1], self._random)
         for index in range(1, len(before.inputs)):
-            change = self._change(before, index, again=True)
-            change.left = np.kron(np.eye(_outputs(change) // dims[-1]), r2.T)
-        weight = self._change(after, 1, again=True)
-        heads = math.prod(weight.shape) // _outputs(weight) // dims[-1]
-        weight.right = np.kron(np.eye(heads), r2)
+            self._change(before, index, again=True).left = r2
+        self._change(after, 1, again=True).right = r2
 
     def _change(self, node: ir.Node, index: int, *, again: bool = False) -> _Change:
         source = _constant(node, index)
@@ -210,24 +292,9 @@ class _Search:
         return self._found.setdefault(name, _Change(source, transposed))
 
 
-def random_orthogonal(width: int, random: np.random.Generator) -> Matrix:
-    """Return a random orthogonal matrix: Hadamard as far as powers of two divide the width."""
-    from scipy.linalg import hadamard
-
-    power = width & -width
-    other, _ = np.linalg.qr(random.normal(size=(width // power, width // power)))
-    signs = random.choice([-1.0, 1.0], size=(width, 1))
-    turned: Matrix = signs * np.kron(other, hadamard(power) / math.sqrt(power))
-    return turned
-
-
 def _constant(node: ir.Node, index: int) -> ir.Value | None:
     value = node.inputs[index] if index < len(node.inputs) else None
     return source_of(value) if value is not None and is_parameter(value) else None
-
-
-def _outputs(change: _Change) -> int:
-    return change.shape[-1 if change.transposed else 0]
 
 
 def _width(value: ir.Value) -> int | None:

@@ -12,7 +12,7 @@ Retraining using Outlier Channel Splitting", 2019 (arXiv 1901.09504), where copi
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from buildlib.errors import InvalidOptionError
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.values import is_parameter, operand, source_of, static_shape
 from buildlib.quantize.grids import channel_axis
-from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.rotation import is_scaling
 from buildlib.quantize.techniques.scaling import constant_array
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
@@ -47,28 +46,9 @@ _LAYOUT = frozenset({"Identity", "Reshape"})
 _PRODUCTS = frozenset({"Gemm", "MatMul"})
 
 
-@dataclass(frozen=True)
-class Splitting:
-    """`WeightTechnique` that splits massive channels where the gains of norms make them."""
-
-    name: str
-
-    def optimize(
-        self, model: FloatModel, folder: Path, progress: Callable[[int, int], None] | None = None
-    ) -> FloatModel:
-        """Write the wider model; one without such channels, or with encodings, stays as it is."""
-        del progress
-        copies = {} if model.encodings.by_name() else find_massive(model.path)
-        if not copies:
-            return model
-        return model.changed(write_split(model.path, copies, folder), model.encodings)
-
-
 def find_massive(path: Path) -> Copies:
-    """Return the massive channels of a whole float model, each with the copies that it gets."""
+    """Return the channels of a whole float model that gains make massive, with their copies."""
     model = load_model(path)
-    if SPLIT in model.metadata_props:
-        return {}
     try:
         stream = _Stream(model.graph)
     except _NotSplittableError:
@@ -106,7 +86,7 @@ def write_split(path: Path, copies: Copies, folder: Path) -> Path:
         stream = _Stream(model.graph)
     except _NotSplittableError as error:
         reason = f"channels cannot be split: {error}"
-        raise InvalidOptionError("quantization.splitting", reason, ()) from error
+        raise InvalidOptionError("quantization.spreading", reason, ()) from error
     channels = np.arange(stream.width)
     source = np.concatenate([channels, *(np.full(n - 1, c) for c, n in copies.items())])
     share = np.array([1 / math.sqrt(copies.get(int(channel), 1)) for channel in source])

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from buildlib.builder.model_folder import write_alike
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.error_base import nearest_names
@@ -30,8 +31,6 @@ from buildlib.numerics.divergence import sqnr_db
 from buildlib.numerics.host_loop import HostLoop, feed_window
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.mha2sha import whole_name
-from buildlib.quantize.techniques.base import Factors
-from buildlib.quantize.techniques.scaling import write_scaled
 from buildlib.validation import first_fault
 from harness.errors import RuntimeOutputError, WrongUseError
 
@@ -141,11 +140,12 @@ class FloatReference:
     """A checkpoint in float on this host, with access to each of its values.
 
     Args:
-        factors: of its constants by name, as `buildlib.replay.factors_of` gives them.
+        changed: folder of the model that was quantized, as `buildlib.replay.optimized_model` gives
+            it: values between weights that changed with it are those of the container.
     """
 
-    def __init__(self, checkpoint: Path, shape: GraphShape, factors: Factors | None = None) -> None:
-        self._factors = factors
+    def __init__(self, checkpoint: Path, shape: GraphShape, changed: Path | None = None) -> None:
+        self._changed = changed
         self._checkpoint = Checkpoint.load(checkpoint)
         self._shape = shape
         self._axes = _find_axes(self._checkpoint, shape.cl)
@@ -215,10 +215,10 @@ class FloatReference:
             inner_values = (value for node in model.graph for value in node.outputs)
             model.graph.outputs.extend(v for v in inner_values if v.name in calls and v not in own)
             path = save_model(model, Path(folder) / MODEL_FILE)
-            if self._factors:
-                scaled = Path(folder) / "scaled"
-                scaled.mkdir()
-                path = write_scaled(path, self._factors, scaled)
+            if self._changed is not None:
+                alike = Path(folder) / "alike"
+                alike.mkdir()
+                path = write_alike(path, self._changed, alike)
             config = self._checkpoint.config
             with HostLoop({shape.ar: [OnnxRunner(path)]}, config, on_outputs=keep) as loop:
                 for _ in feed_window(loop, tokens):

@@ -74,14 +74,14 @@ def test_options_that_fit(builder: GenAIBuilderHTP, options: Mapping[str, object
                 "speculative_config": SsdBuilderConfig(ssd_tensor_file=NOWHERE, branches=(1,)),
                 "quantization.techniques": ["spinquant"],
             },
-            "the hidden states that forecast tokens are made for",
+            "forecast tokens were trained on hidden states",
         ),
         (
             {
                 "speculative_config": EagletBuilderConfig(draft_model_path=NOWHERE),
                 "quantization.techniques": ["spinquant"],
             },
-            "the hidden states that draft heads are made for",
+            "draft heads were trained on hidden states",
         ),
         ({"lora_config": LoraBuilderInputConfig(lora_config_path=NOWHERE)}, "/no/such"),
         (

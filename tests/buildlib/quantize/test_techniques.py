@@ -1,5 +1,6 @@
 """Techniques that change weights: what they keep, what they improve, and what they refuse."""
 
+import functools
 import math
 import shutil
 import tempfile
@@ -40,7 +41,7 @@ from buildlib.quantize.techniques.arguments import (
 )
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.layerwise import LayerInputs, LayerwiseTechnique, Solution, Solver
-from buildlib.quantize.techniques.rotation import random_orthogonal
+from buildlib.quantize.techniques.rotation import RandomRotation
 from buildlib.quantize.weight_file import SharedWeights
 from buildlib.quantize.weight_grids import fit_steps, full_steps, round_to, stored_steps
 from suites.models import tiny_llama
@@ -121,8 +122,12 @@ def test_rotations_leave_the_logits_as_they_are(
 
 @pytest.mark.parametrize("width", [1, 3, 16, 40, 144])
 def test_rotations_are_orthogonal(width: int) -> None:
-    matrix = random_orthogonal(width, np.random.default_rng(0))
-    assert np.abs(matrix @ matrix.T - np.eye(width)).max() < 1e-12
+    rotation = RandomRotation.of(width, np.random.default_rng(0))
+    whole = np.diag(rotation.signs) @ functools.reduce(np.kron, rotation.factors)
+    assert np.abs(whole @ whole.T - np.eye(width)).max() < 1e-12
+    values = np.random.default_rng(1).normal(size=(5, 2 * width))
+    turned = values @ np.kron(np.eye(2), whole)
+    assert np.abs(rotation.turn(values) - turned).max() < 1e-12
 
 
 def layer(n_channels: int = 24, tokens: int = 512) -> tuple[Floats, LayerInputs]:

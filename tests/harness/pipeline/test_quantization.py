@@ -86,7 +86,7 @@ def test_techniques_change_weights_before_and_in_quantization(make_recipe: MakeR
     assert {n for n, b in bits.items() if b == 8} == {n for n in bits if "down_proj" in n}
     features = {"lora": {"lora_config_path": str(lora.folder() / "lora_config.yaml")}}
     adapted = make_recipe(stages=stages | {"genai_builder": {}}, features=features)
-    with pytest.raises(InvalidOptionError, match="spinquant turns the hidden states"):
+    with pytest.raises(InvalidOptionError, match="adapters were trained on hidden states"):
         LLMPipeline.from_pretrained(recipe=adapted).construct()
 
 

@@ -15,8 +15,7 @@ from safetensors.numpy import load_file, save_file
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import CacheError, ContainerError, InvalidOptionError
 from buildlib.graph.shape import GraphShape
-from buildlib.quantize.techniques.base import Factors
-from buildlib.replay import factors_of
+from buildlib.replay import optimized_model
 from harness.devices.device import Device
 from harness.errors import (
     PromptTooLongError,
@@ -202,17 +201,17 @@ def altered_checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def factors(tiny_bundle: Path, build_cache: Path) -> Factors:
-    return factors_of(GenAIContainer.load(tiny_bundle), build_cache)
+def changed(tiny_bundle: Path, build_cache: Path) -> Path | None:
+    return optimized_model(GenAIContainer.load(tiny_bundle), build_cache)
 
 
 def test_tensors_of_a_step_are_compared_layer_by_layer(
-    pair: Pair, altered_checkpoint: Path, factors: Factors
+    pair: Pair, altered_checkpoint: Path, changed: Path
 ) -> None:
     """Of a prefill call of 32 tokens and of a decode step, in both parts and on their border."""
     _, graph = pair
     model, altered = (
-        FloatReference(one, SHAPE, factors) for one in (tiny_llama.folder(), altered_checkpoint)
+        FloatReference(one, SHAPE, changed) for one in (tiny_llama.folder(), altered_checkpoint)
     )
     for step, first, count in ((0, 0, 21), (2, 22, 1)):
         result, tensors = graph.dump(GenerationRequest(3, prompt=PROMPT), step)
@@ -227,12 +226,12 @@ def test_tensors_of_a_step_are_compared_layer_by_layer(
 
 
 def test_every_inner_tensor_of_a_step_is_compared(
-    pair: Pair, build_cache: Path, altered_checkpoint: Path, factors: Factors
+    pair: Pair, build_cache: Path, altered_checkpoint: Path, changed: Path
 ) -> None:
     """The graphs with 615 more outputs give all others bit by bit as the container's."""
     _, graph = pair
     model, altered = (
-        FloatReference(one, SHAPE, factors) for one in (tiny_llama.folder(), altered_checkpoint)
+        FloatReference(one, SHAPE, changed) for one in (tiny_llama.folder(), altered_checkpoint)
     )
     names = model.select(["*"])
     request = GenerationRequest(3, prompt=PROMPT)

@@ -1,5 +1,6 @@
-"""Massive channels of the residual stream, split."""
+"""Massive channels of the residual stream, rotated or split."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,21 @@ from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
 from buildlib.passes.arcl import convert_arcl
+from buildlib.quantize.calibration import observe_ranges
 from buildlib.quantize.recipe import complete_encodings
 from buildlib.quantize.sensitivity.ranking import find_units
 from buildlib.quantize.sensitivity.sweep import SensitivityModel
 from buildlib.quantize.techniques.base import FloatModel
-from buildlib.quantize.techniques.splitting import Splitting, find_massive, split_of
+from buildlib.quantize.techniques.scaling import constant_array
+from buildlib.quantize.techniques.splitting import split_of
+from buildlib.quantize.techniques.spreading import (
+    Spreading,
+    describe_spreading,
+    write_spread_alike,
+)
 from tests.builders import builder_for
 from tests.buildlib import families
+from tests.buildlib.quantize.test_outliers import text_tokens
 from tests.buildlib.quantize.test_scaling import float_model, logits
 
 CHANNEL, GAIN = 5, 3000.0
@@ -38,9 +47,9 @@ def massive_model(name: str, folder: Path) -> FloatModel:
     return float_model(checkpoint, folder / "float")
 
 
-def split(model: FloatModel, folder: Path) -> FloatModel:
+def spread(model: FloatModel, folder: Path) -> FloatModel:
     folder.mkdir()
-    return Splitting("splitting").optimize(model, folder)
+    return Spreading("spreading").optimize(model, folder)
 
 
 def stream_cost(model: FloatModel) -> float:
@@ -57,7 +66,7 @@ def stream_cost(model: FloatModel) -> float:
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
 def test_a_split_model_computes_the_same_and_quantizes_better(name: str, tmp_path: Path) -> None:
     model = massive_model(name, tmp_path)
-    done = split(model, tmp_path / "split")
+    done = spread(model, tmp_path / "split")
     exact = logits(model)
     assert split_of(done.path) == {CHANNEL: 33}
     assert np.square(logits(done) - exact).mean() <= 1e-6 * np.square(exact).mean()
@@ -68,6 +77,45 @@ def test_a_split_model_computes_the_same_and_quantizes_better(name: str, tmp_pat
     assert stream_cost(done) < stream_cost(model) / 3
 
 
+def test_a_model_with_massive_activations_is_rotated(tmp_path: Path) -> None:
+    checkpoint = families.write_checkpoint(
+        tmp_path / "model", families.family_config("llama-biases")
+    )
+    weights = load_file(checkpoint / "model.safetensors")
+    weights["model.embed_tokens.weight"][7, CHANNEL] = GAIN
+    save_file(weights, checkpoint / "model.safetensors")
+    plain = float_model(checkpoint, tmp_path / "float")
+    model = replace(plain, token_windows=[[7, *window] for window in plain.token_windows])
+    done = spread(model, tmp_path / "rotated")
+    exact = logits(model)
+    assert describe_spreading(done.path) == "rotated"
+    assert np.square(logits(done) - exact).mean() <= 1e-6 * np.square(exact).mean()
+    before, after = (
+        observe_ranges(one.path, one.config, one.token_windows, narrow=False).ranges()
+        for one in (model, done)
+    )
+    assert max(np.abs(after["layer_0_output"])) < max(np.abs(before["layer_0_output"])) / 3
+    (tmp_path / "again").mkdir()
+    again = write_spread_alike(model.path, done.path, tmp_path / "again")
+    ours, theirs = (load_model(path).graph.initializers for path in (again, done.path))
+    assert all(np.array_equal(constant_array(ours[k]), constant_array(theirs[k])) for k in theirs)
+
+
+def test_a_model_whose_weights_would_lose_more_stays(outlier_model: Path, tmp_path: Path) -> None:
+    """A single weight writes its massive number, and steps of 8 bits would reach it everywhere."""
+    model = replace(float_model(outlier_model, tmp_path / "float"), token_windows=[text_tokens(24)])
+    assert spread(model, tmp_path / "spread") is model
+
+
+def test_a_model_that_nothing_can_rotate_stays(tmp_path: Path) -> None:
+    checkpoint = families.write_checkpoint(tmp_path / "model", families.family_config("olmo2"))
+    weights = load_file(checkpoint / "model.safetensors")
+    weights["model.embed_tokens.weight"][:, CHANNEL] = GAIN
+    save_file(weights, checkpoint / "model.safetensors")
+    model = float_model(checkpoint, tmp_path / "float")
+    assert spread(model, tmp_path / "spread") is model
+
+
 @pytest.mark.needs("libatomic1")
 def test_a_container_names_its_split_channels(tmp_path: Path) -> None:
     massive_model("gemma3", tmp_path)
@@ -75,16 +123,19 @@ def test_a_container_names_its_split_channels(tmp_path: Path) -> None:
     (folder / "text").mkdir()
     (folder / "text" / "calibration.txt").write_text("".join(map(chr, range(0x103, 0x13F))) * 9)
     container = builder_for(folder, tmp_path / "cache", [8, 1], [32], None).build()
-    assert container.metadata.model.quantization["split"] == f"{CHANNEL} into 33"
+    assert (
+        container.metadata.model.quantization["hidden_states"]
+        == f"channels split: {CHANNEL} into 33"
+    )
 
 
 def test_a_split_model_is_not_split_again(tmp_path: Path) -> None:
-    done = split(massive_model("gemma3", tmp_path), tmp_path / "split")
-    assert not find_massive(done.path)
+    done = spread(massive_model("gemma3", tmp_path), tmp_path / "split")
+    assert spread(done, tmp_path / "again") is done
 
 
 @pytest.mark.parametrize("name", ["gemma3", "llama-biases", "olmo2"])
 def test_a_model_without_massive_channels_stays(name: str, tmp_path: Path) -> None:
     folder = families.write_checkpoint(tmp_path / "model", families.family_config(name))
     model = float_model(folder, tmp_path / "float")
-    assert split(model, tmp_path / "split") is model
+    assert spread(model, tmp_path / "split") is model
