@@ -7,7 +7,7 @@ $(error there is no $(PYTHON): `make setup` makes it)
 endif
 endif
 
-.PHONY: setup check docs format test genie-table genie-mutations quantization-table real-model fuzz variants exports families mutants speculation config-campaign documents family-defaults kills lab-kills copies chaos nights verdicts board demo screenshots wheel-check
+.PHONY: setup check docs format test genie-table genie-mutations quantization-table real-model fuzz variants exports families mutants speculation config-campaign documents family-defaults kills lab-kills copies chaos nights verdicts board demo examples screenshots wheel-check
 
 # The environment of all commands below in `.venv`, and the Debian packages that tests need.
 setup:
@@ -99,13 +99,17 @@ chaos:
 nights:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/suites/nightly
 
+# Properties over new random examples, a hundred each unless they say how many; the suite has the same 25 each time.
+examples:
+	$(PYTHON) -m pytest -m "hypothesis and not slow" --hypothesis-profile new
+
 # How many random changes of the statistics, the pool's rules and the passes go unnoticed; needs the extra `mutants`.
 mutants:
 	$(PYTHON) -m tools.mutants
 
 # Sixty random databases, in everything that prints a verdict.
 verdicts:
-	$(PYTHON) -m pytest -n 0 -m slow tests/reports/test_one_verdict.py
+	$(PYTHON) -m pytest -n 0 -m slow --hypothesis-profile new tests/reports/test_one_verdict.py
 
 # A board with arm64's Python under qemu and the real arm64 libraries from PyPI; needs Debian's qemu-user-static.
 board:

@@ -66,7 +66,7 @@ def fill(db: Path, series: list[list[tuple[int, float]]]) -> None:
 SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 
 
-@settings(SETTINGS, max_examples=1, phases=[Phase.explicit, Phase.generate])
+@settings(SETTINGS, phases=[Phase.explicit])
 @given(databases, states, st.booleans())
 @example(series=[[(11, 0.96), (13, 0.8), (19, 0.9)], []], settled=["open"], window=False)
 @example(series=[[(15, 0.6), (18, 0.93)]], settled=["acknowledged", "open"], window=True)
