@@ -506,13 +506,15 @@ def _groups(
         pairs: numbers of channels made and read that meet; they broadcast to each other.
         cached: numbers of channels made, in the cache.
     """
-    from scipy.sparse import coo_array, csgraph  # lazily: they take their time
-
     links = [np.broadcast_arrays(*pair) for pair in pairs]
     rows, columns = (np.concatenate([each[side].reshape(-1) for each in links]) for side in (0, 1))
-    shape = (made.size + read.size,) * 2
-    graph = coo_array((np.ones(len(rows)), (rows, made.size + columns)), shape=shape)
-    _, groups = csgraph.connected_components(graph, directed=False)
+    columns = made.size + columns
+    least, before = np.arange(made.size + read.size), np.empty(0, np.intp)
+    while not np.array_equal(least, before):  # the least channel that each has met so far
+        before = least.copy()
+        np.minimum.at(least, rows, least[columns])
+        np.minimum.at(least, columns, least[rows])
+    _, groups = np.unique(least, return_inverse=True)
     return groups[: made.size], groups[made.size :], groups[cached]
 
 
