@@ -21,7 +21,9 @@ NAMES = ("config.json", "tokenizer.json", "model.safetensors", "README.md", "tex
 
 
 class Hub(BaseHTTPRequestHandler):
-    """`org/llama` with a few files, at one commit."""
+    """`org/llama` with a few files of a folder, at one commit."""
+
+    folder: Path
 
     asked: list[str] = []  # noqa: RUF012  (one server a test)
 
@@ -44,7 +46,7 @@ class Hub(BaseHTTPRequestHandler):
         elif path.startswith("/api/models/org/llama/tree/"):
             data = json.dumps([self._entry(name) for name in NAMES]).encode()
         elif path.startswith(head) and (name := path.removeprefix(head)) in NAMES:
-            data = (tiny_llama.folder() / name).read_bytes()
+            data = (self.folder / name).read_bytes()
         else:
             self.send_response(404)
             self.send_header("X-Error-Code", "RepoNotFound")
@@ -60,15 +62,16 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def _entry(self, name: str) -> dict[str, object]:
-        data = (tiny_llama.folder() / name).read_bytes()
+        data = (self.folder / name).read_bytes()
         oid = hashlib.sha1(data, usedforsecurity=False).hexdigest()
         return {"type": "file", "path": name, "size": len(data), "oid": oid}
 
 
 @pytest.fixture
-def hub() -> Iterator[str]:
+def hub(short_model: Path) -> Iterator[str]:
     """The address of a hub; what it was asked for is in `Hub.asked`."""
     Hub.asked.clear()
+    Hub.folder = short_model
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

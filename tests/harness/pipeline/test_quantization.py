@@ -92,10 +92,11 @@ def test_techniques_change_weights_before_and_in_quantization(make_recipe: MakeR
 
 @pytest.mark.needs("libatomic1")
 def test_techniques_of_their_own_stage_take_the_bits_of_the_recipe(make_recipe: MakeRecipe) -> None:
+    few = {"gptq": {"num_batches": 1}}
     for name, wanted in (("w8a16", {8}), ("w4a16-rtn", {4})):
         stages = {
             "model_loader": {},
-            "quantization_opt": {"techniques": ["gptq"]},
+            "quantization_opt": {"techniques": ["gptq"], "technique_kwargs": few},
             "quantization": {"recipe_name": name, "options": {"calibration_tokens": 96}},
         }
         pipe = LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages))
