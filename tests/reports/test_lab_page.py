@@ -40,6 +40,7 @@ from tests.private_adb import end_servers
 from tests.reports.conftest import Sample, speeds
 from tests.reports.page_server import Client, eventually, serving
 
+pytestmark = pytest.mark.first
 TOKEN = "0123456789abcdef-ada"
 POOL = """
 devices:
