@@ -87,7 +87,7 @@ class Campaign:
                     return
                 yield json.loads(line)
             child.stdin.close()
-            assert child.wait(60) == 0, (folder / "worker.log").read_text()[-2000:]
+            assert child.wait(200) == 0, (folder / "worker.log").read_text()[-2000:]
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)

@@ -46,7 +46,7 @@ def qnnfarm(
     *arguments: str | Path,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = 280,
+    timeout_s: float = 800,
 ) -> Done:
     """Run `qnnfarm ARGUMENT...`, by default in the environment of the test, 120 columns wide.
 

@@ -16,7 +16,7 @@ def test_tasks_of_threads_tell_the_listener_of_their_caller() -> None:
 
     def work(name: str) -> None:
         with working(name):
-            together.wait(60)
+            together.wait(200)
             tell("half")
 
     tasks = [ScheduledTask(name, lambda name=name: work(name)) for name in ("one", "other")]

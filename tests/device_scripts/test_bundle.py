@@ -93,7 +93,7 @@ def test_a_reader_that_goes_away_ends_the_run(runner: Runner, bundle: Path) -> N
         env=runner.environment,
         stdout=writer,
         stderr=subprocess.PIPE,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     os.close(writer)
@@ -114,7 +114,7 @@ def test_a_signal_closes_the_dialog_and_is_told(runner: Runner, small_bundle: Pa
     while len(said.partition(b"[BEGIN]: ")[2]) < 2:
         said += process.stdout.read(1)
     process.terminate()
-    _, error = process.communicate(timeout=120)
+    _, error = process.communicate(timeout=200)
     assert process.returncode == 128 + signal.SIGTERM
     assert error.splitlines()[-1] == b"genie-t2t-run: error: ended by SIGTERM"
 

@@ -232,7 +232,7 @@ def test_a_greater_claim_that_comes_between_two_looks_is_kept(device: DeviceShel
         [device.shell, "-x", script, *arguments],
         env={**device.environment, "PS4": prompt},
         capture_output=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert "19" in tokens(device)
@@ -325,7 +325,7 @@ def test_a_holder_of_another_ledger_gives_way_to_who_names_it(device: DeviceShel
         [device.shell, "-c", "sleep 65; :"], env=device.environment | old.env
     )
     new = claim(device, 5, "", "0", "5-a1-n", holder=OTHER)
-    assert process.wait(60) == -9
+    assert process.wait(200) == -9
     late = guarded(device, old, "true")
     _, stderr = late.communicate()
     assert old.was_lost(late.returncode, stderr)

@@ -42,7 +42,7 @@ def test_the_table_has_the_numbers_and_names_of_the_library_itself() -> None:
         env={"LD_LIBRARY_PATH": libraries.search_path, "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=200,
         check=True,
     )
     said = dict(re.findall(r"^code (\d+) (\w+)$", done.stdout, re.MULTILINE))

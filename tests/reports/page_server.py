@@ -55,7 +55,7 @@ class Client:
                     yield json.loads(line.removeprefix(b"data: "))
 
     def _ask(self, method: str, path: str, body: str | None, headers: Mapping[str, str]) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=200)
         with closing(connection):
             connection.request(method, path, body, dict(headers))
             return Answer(connection.getresponse())

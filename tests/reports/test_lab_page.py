@@ -228,7 +228,7 @@ def test_foreign_names_of_this_machine_are_refused(lab: Client) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/events", "/metrics", "/report/index.html", "/nothing"])
 def test_no_page_can_be_framed_or_run_foreign_scripts(lab: Client, path: str) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", lab.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", lab.port, timeout=200)
     with closing(connection):
         connection.request("GET", path)
         headers = connection.getresponse().headers
@@ -349,7 +349,7 @@ def test_command_serves_a_socket_for_a_proxy(folder: Path, tmp_path: Path) -> No
                     assert answer.readline() == b"HTTP/1.1 409 Conflict\r\n"
         finally:
             server.send_signal(signal.SIGTERM)
-            assert server.wait(30) == 130
+            assert server.wait(200) == 130
     assert not path.exists()
 
 

@@ -45,7 +45,7 @@ class Sum(CachedStage):
 
     def run(self, folder: Path) -> None:
         if self.barrier is not None:
-            self.barrier.wait(timeout=30)
+            self.barrier.wait(timeout=200)
         (folder / "sum").write_text(str(self.number + sum(map(read, self._terms))))
 
 

@@ -146,4 +146,4 @@ def test_many_processes_share_a_memo(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
-    assert [process.communicate(timeout=60)[0] for process in running] == [b"20\n"] * 3
+    assert [process.communicate(timeout=200)[0] for process in running] == [b"20\n"] * 3

@@ -151,7 +151,7 @@ def test_a_full_disk_leaves_nothing_half_written(container: GenAIContainer, tmp_
     out = tmp_path / "out"
     done = subprocess.run(
         [sys.executable, "-c", _FULL, str(container.path), str(out)],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     lines = done.stdout.splitlines()
     assert len(lines) == 3

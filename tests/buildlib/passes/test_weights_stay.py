@@ -35,7 +35,7 @@ def test_more_weights_than_memory_and_disk_hold_are_neither_read_nor_copied(tmp_
     weights = model.parent / "weights.bin"
     assert weights.stat().st_size > 1 << 38
     with Started("-c", _SCRIPT, model, tmp_path / "out") as run:
-        said = json.loads(run.communicate(timeout=120)[0])
+        said = json.loads(run.communicate(timeout=200)[0])
     assert not said["mapped"]
     assert said["read"] < 64 << 20  # the models themselves, and modules imported late
     assert weights.stat().st_blocks * 512 < 1 << 20  # still a hole: nothing was written to it

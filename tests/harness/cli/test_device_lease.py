@@ -47,11 +47,11 @@ def test_waiting_for_a_lease_names_its_holder(
     def hold() -> None:
         with lease_device("local", wait_s=60, purpose="the first"):
             holding.set()
-            done.wait(60)
+            done.wait(200)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert holding.wait(60)
+    assert holding.wait(200)
     with (
         pytest.raises(LeaseTimeoutError, match=r"within [1-9][0-9.]* s"),
         lease_device("local", wait_s=1.5, purpose="the second"),

@@ -67,7 +67,7 @@ def _on_a_terminal(*arguments: str | Path) -> str:
             assert process.exitcode == 0
     finally:
         os.close(theirs)
-        reader.join(120)
+        reader.join(200)
         os.close(ours)
     return shown.decode(errors="replace")
 
@@ -98,7 +98,7 @@ def test_a_long_stage_is_told_of_without_a_terminal(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bar, "print", show)
     with bar, working("export my-model"):
         tell("layer 3/24, window 2/8")
-        assert told.wait(60)
+        assert told.wait(200)
     (line, *_) = screen.getvalue().splitlines()
     found = re.fullmatch(r"SM8750: export my-model: still running, (\d+) s, (.*)", line)
     assert found is not None, line

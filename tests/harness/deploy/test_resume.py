@@ -39,7 +39,7 @@ def _sha256(path: Path) -> str:
 def test_a_host_that_is_killed_in_the_middle(metered: Metered, random_file: RandomFile) -> None:
     device, meter = metered
     paths = [random_file(_PART) for _ in range(6)]
-    assert Started("-c", _DEPLOY_AND_DIE, device.serial, *paths).wait(120) == -9
+    assert Started("-c", _DEPLOY_AND_DIE, device.serial, *paths).wait(200) == -9
     before = meter.total_bytes
     deployment = deploy(device, {path.name: path for path in paths}, run_id="second")
     sent = meter.total_bytes - before

@@ -34,7 +34,7 @@ def test_a_connection_that_is_lost_ends_without_an_error() -> None:
         with socket.create_connection(forward.address) as connection:
             connection.sendall(b"x")
             assert connection.recv(1) == b""
-        assert end.is_closed.wait(10)
+        assert end.is_closed.wait(200)
         for thread in threading.enumerate():
             if thread.name == "lost connection":
-                thread.join(10)
+                thread.join(200)

@@ -136,7 +136,7 @@ class Host:
         if self.process is None:
             return None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(200)
 
 
 @dataclass

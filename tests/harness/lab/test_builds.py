@@ -267,14 +267,14 @@ def test_interrupted_command_leaves_the_build_and_cancel_ends_it(
     with qnnfarm(server, tmp_path, *build, "--memory", 1.5) as process:
         assert "waiting for a worker with --builds" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        _, remarks = process.communicate(timeout=60)
+        _, remarks = process.communicate(timeout=200)
     assert process.returncode == 130
     assert "the same command follows it" in remarks
     assert statuses(server) == {"todo": 1}
     out.mkdir()
     (out / "notes").touch()  # what is there does not keep anybody from ending a build
     with qnnfarm(server, tmp_path, *build, "--cancel") as process:
-        answer, remarks = process.communicate(timeout=60)
+        answer, remarks = process.communicate(timeout=200)
     assert (process.returncode, answer) == (0, "1 build cancelled\n"), remarks
     assert [path.name for path in out.iterdir()] == ["notes"]
 
@@ -290,10 +290,10 @@ def test_cancelled_plan_ends_its_builds(server: PostgresqlServer, tmp_path: Path
     with qnnfarm(server, tmp_path, *run) as process:
         assert "waiting for a worker" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        _, remarks = process.communicate(timeout=60)
+        _, remarks = process.communicate(timeout=200)
     assert "the builds go on" in remarks
     with qnnfarm(server, tmp_path, *run, "--cancel") as process:
-        answer, remarks = process.communicate(timeout=60)
+        answer, remarks = process.communicate(timeout=200)
     assert (process.returncode, answer) == (0, "1 build cancelled\n"), remarks
     assert statuses(server) == {"cancelled": 1}
 

@@ -132,7 +132,7 @@ def test_interrupted_command_leaves_cells_running_and_follows_them_again(lab: La
     process = lab.submit(plan)
     wait_for(lambda: lab.statuses()["doing"] > 0, lab.statuses)
     process.send_signal(signal.SIGINT)
-    _, remarks = process.communicate(timeout=60)
+    _, remarks = process.communicate(timeout=200)
     assert process.returncode == 130
     assert "the cells go on" in remarks
     code, answer, _ = lab.run(plan)
@@ -147,7 +147,7 @@ def test_cancelled_cells_end_on_their_devices(lab: Lab) -> None:
     wait_for(lambda: lab.statuses()["doing"] == 4, lab.statuses)
     code, answer, _ = lab.run(plan, "--cancel")
     assert (code, answer) == (0, "8 cells cancelled\n")
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     assert lab.statuses() == {"cancelled": 4, "aborted": 4}
 
 
@@ -174,7 +174,7 @@ def test_person_cancels_a_plan_on_the_page(
         answer = page.post(f"/plans/{run}/cancel", bearer)
     assert (answer.status, answer.text) == (200, f"8 cells of plan run {run} cancelled\n")
     assert f"ada: 8 cells of plan run {run} cancelled" in caplog.text
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     assert lab.statuses() == {"cancelled": 4, "aborted": 4}
 
 
@@ -196,7 +196,7 @@ def test_requirement_of_no_host_waits_for_one(lab: Lab) -> None:
     time.sleep(3)
     assert lab.statuses() == {"todo": 1}
     lab.run(plan, "--cancel")
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
 
 
 @pytest.mark.slow

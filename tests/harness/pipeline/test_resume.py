@@ -100,7 +100,7 @@ def test_a_killed_and_an_interrupted_run_go_on_to_the_same_bytes(
             wait_for(after, errors, process)
             time.sleep(pause)
             os.kill(process.pid or 0, number)
-            process.join(120)
+            process.join(200)
         assert process.exitcode == code, errors.read_text()
     assert "finished stages are kept" in errors.read_text()
     assert "Traceback" not in errors.read_text()

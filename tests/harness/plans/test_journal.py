@@ -133,7 +133,7 @@ def test_one_process_has_it_at_a_time_and_a_killed_one_no_longer(tmp_path: Path)
         with pytest.raises(WrongUseError, match="another `qnnfarm run`"):
             Journal(path).__enter__()
         holder.kill()
-        holder.wait(timeout=30)
+        holder.wait(timeout=200)
     with Journal(path):
         pass
 
@@ -147,7 +147,7 @@ def test_many_threads_share_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def slow(descriptor: int) -> None:
         syncs.append(path.stat().st_size)
         if len(syncs) == 2:  # the first is the beginning of the plan
-            assert syncing.wait(60)
+            assert syncing.wait(200)
         real(descriptor)
 
     with Journal(path) as journal:
@@ -213,7 +213,7 @@ def test_a_line_that_the_disk_cut_off_stays_the_last(tmp_path: Path) -> None:
     """Else it would damage the next, and with it the journal, for all runs to come."""
     path = tmp_path / "j.jsonl"
     with Started("-c", _FULL_DISK, path) as process:
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=200)
     assert len(said.splitlines()) == 2
     assert "File too large" in said
     assert not path.read_bytes().endswith(b"\n")
@@ -253,7 +253,7 @@ def test_nothing_counts_as_kept_that_was_not_brought_to_the_disk(
         monkeypatch.setattr(os, "fsync", counted)
         thread = threading.Thread(target=end, args=(journal,))
         thread.start()
-        assert written.wait(60)
+        assert written.wait(200)
         journal.close()
         thread.join()
     assert told == (["kept"] if syncs else ["refused"])
@@ -358,7 +358,7 @@ def test_a_crash_while_it_is_replaced_leaves_the_old_or_the_new_one_whole(
     old = path.read_bytes()
     for number in range(1, 50):
         path.write_bytes(old)
-        ended = Started("-c", _CUT_DOWN, path, str(number), when).wait(120)
+        ended = Started("-c", _CUT_DOWN, path, str(number), when).wait(200)
         with Journal(path) as journal:
             campaigns.append(journal.plan_run_id)
             assert journal.expected_s(todo[0].key, todo[0].group) == 2.5

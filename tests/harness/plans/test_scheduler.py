@@ -54,7 +54,7 @@ def test_every_cell_runs_once_and_no_lease_stays(journal: Journal) -> None:
 def test_devices_are_used_side_by_side_up_to_the_limit(journal: Journal) -> None:
     together = threading.Barrier(3)
     pool = HandPool(members(*"abcde"))
-    runner = HandRunner(lambda *_: together.wait(120))
+    runner = HandRunner(lambda *_: together.wait(200))
     options = MatrixOptions(max_parallel=3)
     summary = run_matrix(cells(9), pool, runner, journal, options=options)
     assert summary.exit_code == 0
@@ -268,7 +268,7 @@ def test_an_interrupt_ends_what_runs_and_leaves_the_rest(journal: Journal) -> No
     def interrupted(cell: Cell, member: str, token: CancelToken) -> None:
         ended = threading.Event()
         with token.on_cancel(ended.set):
-            if started.wait(120) == 0:
+            if started.wait(200) == 0:
                 _thread.interrupt_main()
             assert ended.wait(200)
             token.check()

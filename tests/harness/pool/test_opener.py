@@ -29,7 +29,7 @@ class _Late(Opener):
         self._telling.set()
 
     def open(self, member: Member) -> Device:
-        assert self._telling.wait(120)
+        assert self._telling.wait(200)
         return super().open(member)
 
     def close(self) -> None:

@@ -316,7 +316,7 @@ def test_a_suspended_holder_loses_the_device_and_finds_out(
         assert lease.token > token
         assert lease.device.shell(["ls", f"{lease.device.work_root}/runs"]).stdout == ""
         os.kill(holder.pid, signal.SIGCONT)
-        said, _ = holder.communicate("go\n", timeout=60)
+        said, _ = holder.communicate("go\n", timeout=200)
         assert said == "lost\n"
         gone = f"[ ! -e {lease.device.work_root}/late-write ]"
         assert lease.device.shell(gone).exit_status == 0
@@ -426,7 +426,7 @@ def test_a_waiting_request_keeps_its_place_until_it_is_cancelled(open_pool: Open
         while not pool.ledger.waiting():
             time.sleep(0.01)
         given_up.set()
-        assert "first" in waiting.result(timeout=30)
+        assert "first" in waiting.result(timeout=200)
     assert pool.ledger.waiting() == []
     assert states(pool) == ["ready"]
 

@@ -95,7 +95,7 @@ def test_a_killed_writer_leaves_evidence(place: Place, make_run: MakeRun) -> Non
         with ResultsStore.open(place.location, create=False) as store:
             assert store.get_run(run.id).status == "running"
         process.send_signal(signal.SIGKILL)
-        process.wait(timeout=30)
+        process.wait(timeout=200)
         with ResultsStore.open(place.location, create=False) as store:
             kept = store.get_run(run.id)
     assert kept.status == "interrupted"

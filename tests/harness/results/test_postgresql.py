@@ -311,7 +311,7 @@ def test_a_server_that_restarts_is_waited_for(
                 time.sleep(0.5)
                 assert not writing.done()
                 own_server.start()
-                writing.result(60)
+                writing.result(200)
         (run,) = store.list_runs()
     assert (run.status, run.values("init_s")) == ("done", (1.0, 2.0))
 

@@ -136,7 +136,7 @@ def test_a_night_that_is_cut_off_keeps_what_it_measured(lab: Lab) -> None:
             break
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=200)
     assert process.returncode == 130
     assert "was cut off: what is measured is kept, and the same command goes on with it" in said
     code, out, err = lab.run()
