@@ -76,7 +76,7 @@ def history_figure(group: SeriesGroup) -> Figure:
         columns,
         rows,
         {
-            "vconcat": [_lane(metric, tips, last=metric is metrics[-1]) for metric in metrics],
+            "vconcat": [_lane(one, tips, last=one is group.series[-1]) for one in group.series],
             "spacing": 8,
             "resolve": {"scale": {"x": "shared"}},
         },
@@ -139,8 +139,8 @@ def _changes_by_point(group: SeriesGroup) -> dict[datetime, str]:
     return {at: "; ".join((", ".join(words), *facts[at])) for at, words in metrics.items()}
 
 
-def _lane(metric: Metric, columns: Sequence[Column], *, last: bool) -> Spec:
-    column = metric_column(metric)
+def _lane(series: Series, columns: Sequence[Column], *, last: bool) -> Spec:
+    column = metric_column(series.metric)
     axis = {} if last else {"labels": False, "ticks": False}
     y = quantity(column.key, column.label, axis={"format": ",.5~g"})
     level = f"{column.key}{_LEVEL}"
@@ -157,7 +157,7 @@ def _lane(metric: Metric, columns: Sequence[Column], *, last: bool) -> Spec:
                 },
                 "encoding": {"y": {**y, "field": level}},
             },
-            _change_marks(metric, level),
+            *([_change_marks(series.metric, level)] if series.changes else ()),
             {
                 "transform": [
                     {"filter": f"isValid(datum['{column.key}'])"},
@@ -186,23 +186,20 @@ def _lane(metric: Metric, columns: Sequence[Column], *, last: bool) -> Spec:
 def _change_marks(metric: Metric, level: str) -> Spec:
     """Mark the nights with which a level changed, by whether it is better."""
     better = "<" if metric.direction is Direction.LOWER else ">"
-    shift = f"datum['{level}'] {better} datum.was"
+    changed = f"isValid(datum.change) && isValid(datum.was) && datum.was !== datum['{level}']"
     return {
         "transform": [
             {"filter": f"isValid(datum['{level}'])"},
-            {
-                "window": [{"op": "lag", "field": level, "as": "was"}],
-                "sort": [{"field": "at"}],
-            },
-            {
-                "filter": f"isValid(datum.change) && isValid(datum.was) "
-                f"&& datum.was !== datum['{level}']"
-            },
+            {"window": [{"op": "lag", "field": level, "as": "was"}], "sort": [{"field": "at"}]},
         ],
-        "mark": {"type": "rule", "strokeWidth": 7, "opacity": 0.4},
+        "mark": {"type": "rule", "opacity": 0.4},
         "encoding": {
+            "size": {"condition": {"test": changed, "value": 7}, "value": 0},
             "color": {
-                "condition": {"test": shift, "value": {"expr": "good"}},
+                "condition": {
+                    "test": f"datum['{level}'] {better} datum.was",
+                    "value": {"expr": "good"},
+                },
                 "value": {"expr": "bad"},
             },
             "tooltip": {"field": "change", "type": "nominal", "title": "Change"},

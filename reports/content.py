@@ -242,8 +242,10 @@ def list_runs(runs: Sequence[Run], most: int = MOST_IN_FULL) -> Listing:
         ): run.id
         for run in runs
     }
-    others = [run.id for run in reversed(runs) if run.id not in {*newest.values()}]
-    in_full = {*newest.values(), *others[: max(most - len(newest), 0)]}
+    of_its_kind = frozenset(newest.values())
+    others = [run.id for run in runs if run.id not in of_its_kind]
+    first = [run.id for run in runs if run.id in of_its_kind]
+    in_full = {*(others + first)[-most:]}
     brief = [run for run in runs if run.id not in in_full]
     return Listing(
         tuple(run for run in runs if run.id in in_full),

@@ -255,7 +255,8 @@ def _heat_figure(
     if len(rows) < 2 or not measured & {*(column.key for column in heat), "throttled"}:
         return None
     lanes = [[one] for one in speeds] + [heat[:2], heat[2:]]
-    shown = [lane for lane in lanes if measured & {column.key for column in lane}]
+    known = [[column for column in lane if column.key in measured] for lane in lanes]
+    shown = [lane for lane in known if lane]
     run = night[-1]
     return Figure(
         f"heat-{re.sub('[^A-Za-z0-9]+', '-', run.device.serial)}",
@@ -290,10 +291,11 @@ def _heat_lane(lane: Sequence[Column], columns: Sequence[Column], *, last: bool)
         for n, column in enumerate(lane)
     ]
     slowed = {
-        "transform": [{"filter": f"isValid(datum.throttled) && isValid(datum['{lane[-1].key}'])"}],
-        "mark": {"type": "point", "size": 130, "strokeWidth": 2},
+        "transform": [{"filter": f"isValid(datum['{lane[-1].key}'])"}],
+        "mark": {"type": "point", "strokeWidth": 2},
         "encoding": {
             "y": {**y, "field": lane[-1].key},
+            "size": {"condition": {"test": "isValid(datum.throttled)", "value": 130}, "value": 0},
             "color": {"value": {"expr": "bad"}},
         },
     }

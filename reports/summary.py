@@ -573,7 +573,7 @@ MATRIX_METRICS = (
     "decode_energy_j_per_token", "peak_rss_bytes",
 )  # fmt: skip
 MOST_COLUMNS = 10
-"""Columns of a matrix with tests; where devices times tests are more, tests are rows."""
+"""Columns side by side; where devices times tests are more, tests are rows of a matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,6 +589,13 @@ class Matrix:
     test: str
     columns: tuple[str, ...]
     rows: tuple[tuple[tuple[str, str], tuple[SummaryRow | None, ...]], ...]
+
+    @property
+    def blocks(self) -> tuple[slice, ...]:
+        """The columns in parts that a page has room for, of about one size."""
+        count = len(self.columns)
+        step = math.ceil(count / math.ceil(count / MOST_COLUMNS))
+        return tuple(slice(first, first + step) for first in range(0, count, step))
 
     def value(self, row: SummaryRow) -> float:
         """Return the value of a cell."""

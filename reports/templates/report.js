@@ -165,7 +165,7 @@
   };
   for (const figure of all('figure.chart')) {
     const tools = figure.querySelector('.tools');
-    tools.append(button('Copy command', () => tools.dataset.command), button('Copy CSV', () => csv(figure)), button('Copy markdown', () => markdown(figure)));
+    tools.append(button('Copy command', () => figure.querySelector('.command code').textContent), button('Copy CSV', () => csv(figure)), button('Copy markdown', () => markdown(figure)));
     nearby.observe(figure);
   }
 

@@ -396,6 +396,9 @@ def test_a_hundred_rows_are_grouped_and_filtered(browser: Chrome, load: Load) ->
         )
         return found
 
+    opened = "document.querySelectorAll('#hardware details').forEach(d => { d.open = true; })"
+    assert (len(shown(".matrix tr")), len(shown("tbody.row"))) == (15, 0), "three parts of a matrix"
+    browser.execute_script(opened)
     assert (len(shown("tbody.row")), len(shown("tbody.group"))) == (100, 4)
     assert shown("tbody.group")[0] == "Llama-3.2-1B W8A16 (25)"
     assert len(browser.find_elements(By.CSS_SELECTOR, "#hardware tr.remarks")) == 0
