@@ -24,6 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from buildlib.error_base import QnnfarmError
 from buildlib.validation import first_fault
+from harness.cli.completion import join_bash_words
 from harness.console import visible
 from harness.errors import WrongUseError, one_line
 from harness.errors.codes import explain_end
@@ -125,6 +126,10 @@ class _Commands(TyperGroup):
         del ctx
         return load_command(cmd_name)
 
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """Read `help COMMAND` as `COMMAND --help`."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
     def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Write the panels, and the commands that other packages add."""
         del ctx
@@ -155,7 +160,6 @@ def build_app() -> typer.Typer:
         "\n\nExample: qnnfarm demo",
         epilog=help_text(),
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings=_SETTINGS,
         rich_markup_mode=None,
@@ -284,6 +288,7 @@ def main() -> NoReturn:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under `nohup`, or a script's `&`
             signal.signal(number, interrupts)
     warnings.showwarning = _show_warning
+    join_bash_words()
     code, words = _answer()
     for stream, last in ((sys.stdout, ""), (sys.stderr, words)):
         try:
@@ -376,7 +381,12 @@ def _show_version(value: bool) -> None:
 
 def _options(
     _version: bool = typer.Option(
-        False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        False,
+        "-V",
+        "--version",
+        callback=_show_version,
+        is_eager=True,
+        help="Show the version and exit.",
     ),
 ) -> None:
     pass

@@ -12,6 +12,7 @@ import typer
 from buildlib.files import atomic_write_bytes, check_file
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.registry import ToolchainName, open_toolchain
+from harness.cli.completion import complete_containers, complete_devices
 from harness.errors import HostFileError, WrongUseError
 from harness.moments import parse_moment
 
@@ -20,7 +21,9 @@ def _parse_since(text: str) -> datetime:
     return parse_moment(text, "--since")
 
 
-ContainerDir = Annotated[Path, typer.Argument(help="Folder of a container.")]
+ContainerDir = Annotated[
+    Path, typer.Argument(help="Folder of a container.", autocompletion=complete_containers)
+]
 CacheDir = Annotated[
     Path | None,
     typer.Option(
@@ -129,7 +132,8 @@ class DeviceOptions:
         str | None,
         typer.Option(
             help="The device: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME, or a member of the "
-            "pool. By default $ANDROID_SERIAL, one of the pool that fits, or the only one."
+            "pool. By default $ANDROID_SERIAL, one of the pool that fits, or the only one.",
+            autocompletion=complete_devices,
         ),
     ] = None
     pool: PoolFile = None

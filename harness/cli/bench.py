@@ -10,6 +10,7 @@ import typer
 from harness.cli.arguments import Database, Json
 from harness.cli.bench_options import BenchOptions
 from harness.cli.bench_tests import BenchTest, LlamaBenchOptions
+from harness.cli.completion import complete_containers
 from harness.cli.dialog_options import DialogOptions
 from harness.cli.groups import with_groups
 from harness.cli.measured import caveats
@@ -29,7 +30,11 @@ from harness.workloads.session import Session
 def bench(
     container_dirs: Annotated[
         list[Path],
-        typer.Argument(help="Folders of containers; several take turns.", metavar="CONTAINER_DIR"),
+        typer.Argument(
+            help="Folders of containers; several take turns.",
+            metavar="CONTAINER_DIR",
+            autocompletion=complete_containers,
+        ),
     ],
     *,
     db: Database = "results.db",

@@ -21,6 +21,7 @@ from harness.cli.arguments import (
     absolute,
     find_reference,
 )
+from harness.cli.completion import complete_devices
 from harness.cli.device_lease import device_source
 from harness.cli.dialog_options import tell_faults
 from harness.cli.measured import in_words
@@ -64,7 +65,8 @@ class BenchOptions(RecordOptions):
         typer.Option(
             help="A device: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME, or a member of the "
             "pool; may be repeated, and then they take turns. By default $ANDROID_SERIAL, those of "
-            "the pool that fit, or the only one."
+            "the pool that fit, or the only one.",
+            autocompletion=complete_devices,
         ),
     ] = None
     pool: PoolFile = None

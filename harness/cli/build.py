@@ -31,6 +31,7 @@ from harness.cli.arguments import (
     lab_extra,
     read_text,
 )
+from harness.cli.completion import complete_recipes, complete_targets
 from harness.cli.groups import with_groups
 from harness.cli.progress import BuildBar, ModelBar
 from harness.console import answers, print_json, print_remark, print_rows
@@ -109,7 +110,8 @@ class ModelOptions:
         list[str],
         typer.Option(
             help="SoC to build for: `SM8750` is the phone, `SM8750:emulator` the virtual device. "
-            "Can be repeated."
+            "Can be repeated.",
+            autocompletion=complete_targets,
         ),
     ]
     out: Annotated[
@@ -150,7 +152,8 @@ class ModelOptions:
         str | None,
         typer.Option(
             help="Quantization recipe, such as `w8a16`, `w4a16` or `LPBQ_SeqMSE`; docs/"
-            "quantization.md has all, measured."
+            "quantization.md has all, measured.",
+            autocompletion=complete_recipes,
         ),
     ] = None
     max_kl: Annotated[

@@ -8,6 +8,7 @@ import typer
 
 from buildlib.sizes import size_text
 from harness.cli.arguments import DEFAULT_RUNTIME, ContainerDir, Json, Push, Runtime
+from harness.cli.completion import complete_devices
 from harness.cli.tensors import read_binaries
 from harness.console import answers, print_json, print_rows
 from harness.deploy.deployment import DeployFile
@@ -33,7 +34,10 @@ def show(
     container_dir: ContainerDir,
     device: Annotated[
         str | None,
-        typer.Option(help="The device: SERIAL, SERIAL@HOST, linux:HOST or virtual:NAME."),
+        typer.Option(
+            help="The device: SERIAL, SERIAL@HOST, linux:HOST or virtual:NAME.",
+            autocompletion=complete_devices,
+        ),
     ] = None,
     abi: Annotated[
         str | None,

@@ -9,6 +9,7 @@ import typer
 
 from harness.cli.arguments import Database, Json, Threshold
 from harness.cli.bench_options import BenchOptions
+from harness.cli.completion import complete_containers, complete_metrics
 from harness.cli.groups import with_groups
 from harness.cli.measured import caveats
 from harness.console import answers, print_json, print_remark, print_rows
@@ -25,8 +26,18 @@ _PAIRS = 6
 
 @with_groups
 def compare(
-    a: Annotated[Path, typer.Argument(help="Folder of the container to compare with.")],
-    b: Annotated[Path, typer.Argument(help="Folder of the container that may be worse.")],
+    a: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of the container to compare with.", autocompletion=complete_containers
+        ),
+    ],
+    b: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of the container that may be worse.", autocompletion=complete_containers
+        ),
+    ],
     *,
     db: Database = "results.db",
     options: BenchOptions,
@@ -48,7 +59,8 @@ def compare(
         list[str] | None,
         typer.Option(
             help="A metric to judge by, or its beginning; may be repeated. By default prefill and "
-            "decode."
+            "decode.",
+            autocompletion=complete_metrics,
         ),
     ] = None,
     json: Json = False,

@@ -21,6 +21,7 @@ from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.qairt.toolchain import QairtToolchain
 from buildlib.toolchains.registry import open_toolchain
 from harness.cli.arguments import WAIT_S, Json, ToolchainOptions, Wait, read_text, write_file
+from harness.cli.completion import complete_devices, complete_socs
 from harness.cli.device_lease import lease_device
 from harness.cli.groups import with_groups
 from harness.cli.rehearse import check_bundle, prompt_lengths, virtual_device, without_spill
@@ -94,9 +95,14 @@ def conformance(
     *,
     toolchain: ToolchainOptions,
     device: Annotated[
-        str | None, typer.Option(help="The phone or board; by default a virtual device.")
+        str | None,
+        typer.Option(
+            help="The phone or board; by default a virtual device.", autocompletion=complete_devices
+        ),
     ] = None,
-    soc: Annotated[str, typer.Option(help="SoC of the virtual device.")] = "SM8750",
+    soc: Annotated[
+        str, typer.Option(help="SoC of the virtual device.", autocompletion=complete_socs)
+    ] = "SM8750",
     ar: Annotated[int, typer.Option(min=2, help="Tokens of a prefill call.")] = 32,
     cl: Annotated[int, typer.Option(min=4, help="Context length in tokens.")] = 192,
     prompts: Annotated[int, typer.Option(min=1, max=1000, help="Prompts of each runtime.")] = 5,

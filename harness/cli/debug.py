@@ -16,6 +16,7 @@ from buildlib.replay import optimized_model
 from buildlib.speculative.agreement import bound_lookahead, bound_turns
 from buildlib.speculative.kv_trace import Commit, GraphCall, find_commits, trace_dialog
 from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json
+from harness.cli.completion import complete_containers
 from harness.cli.device_lease import open_session
 from harness.cli.groups import with_groups
 from harness.console import answers, print_json, print_remark, print_rows, print_text
@@ -33,7 +34,9 @@ Prompt = Annotated[str, typer.Option(help="Prompt of the query.")]
 
 @app.command("kv")
 def kv(
-    container_dir: Annotated[Path, typer.Argument(help="Container for the emulator.")],
+    container_dir: Annotated[
+        Path, typer.Argument(help="Container for the emulator.", autocompletion=complete_containers)
+    ],
     prompt: Prompt = "In the beginning",
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 8,
     json: Json = False,

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import Json
+from harness.cli.completion import complete_socs, complete_virtual_devices
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.devices.adb.connection import ServerAddress, address_from
 from harness.devices.adb.server import ensure_server, resolve_server
@@ -24,13 +25,20 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(help="Name of the virtual device, e.g. `alpha`.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the virtual device, e.g. `alpha`.", autocompletion=complete_virtual_devices
+    ),
+]
 
 
 @app.command("start")
 def start(
     name: Name,
-    soc: Annotated[str, typer.Option(help="SoC it represents, e.g. SM8750.")] = "SM8750",
+    soc: Annotated[
+        str, typer.Option(help="SoC it represents, e.g. SM8750.", autocompletion=complete_socs)
+    ] = "SM8750",
     fault: Annotated[
         list[str] | None, typer.Option(help="Fault to inject, e.g. `drop:bytes=100000`.")
     ] = None,
@@ -108,7 +116,12 @@ Force = Annotated[
 @app.command("stop")
 def stop(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Names of virtual devices.")
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Names of virtual devices.",
+            autocompletion=complete_virtual_devices,
+        ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All that run.")] = False,
     force: Force = False,

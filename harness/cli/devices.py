@@ -7,6 +7,7 @@ import typer
 from rich.text import Text
 
 from harness.cli.arguments import Json
+from harness.cli.completion import complete_devices
 from harness.cli.device import print_unconfined
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.devices import inventory
@@ -25,6 +26,7 @@ Specs = Annotated[
         help="SERIAL, SERIAL@HOST, linux:[USER@]HOST, virtual:NAME or local; "
         "by default all devices of the adb server.",
         show_default=False,
+        autocompletion=complete_devices,
     ),
 ]
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import Database, Json, Threshold, write_file
+from harness.cli.completion import complete_metrics
 from harness.console import answers, print_json, print_rows
 from harness.errors import WrongUseError
 from harness.exit_codes import verdict_exit_code
@@ -36,7 +37,8 @@ def gate(
         list[str] | None,
         typer.Option(
             help="A metric to judge by, or its beginning; may be repeated. By default prefill, "
-            "decode, perplexity, and the times of encoders and other models."
+            "decode, perplexity, and the times of encoders and other models.",
+            autocompletion=complete_metrics,
         ),
     ] = None,
     threshold: Threshold = 0.05,

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli.arguments import Database, Json, Since
+from harness.cli.completion import complete_metrics
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.results.history import (
@@ -29,7 +30,11 @@ _COMMIT = 10
 
 def history(
     metric: Annotated[
-        str, typer.Argument(help="Key of a metric, or its beginning: decode, ttft, perplexity.")
+        str,
+        typer.Argument(
+            help="Key of a metric, or its beginning: decode, ttft, perplexity.",
+            autocompletion=complete_metrics,
+        ),
     ],
     db: Database = "results.db",
     model: Annotated[str | None, typer.Option(help="Only containers of this model.")] = None,

@@ -9,6 +9,7 @@ from buildlib.errors import ToolchainMissingError
 from buildlib.targets import find_soc
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from harness.cli.arguments import Json
+from harness.cli.completion import complete_socs
 from harness.console import answers, print_json, print_rows
 from harness.errors import GenieMissingError, WrongUseError
 from harness.runtimes.bundles.fetch import fetch_wheel
@@ -29,7 +30,9 @@ _KINDS = (
 
 @app.command("ls")
 def ls(
-    soc: Annotated[str, typer.Option(help="For devices with this SoC.")] = "SM8750",
+    soc: Annotated[
+        str, typer.Option(help="For devices with this SoC.", autocompletion=complete_socs)
+    ] = "SM8750",
     json: Json = False,
 ) -> None:
     """List where Genie comes from for each kind of device, or how to get it.

@@ -15,6 +15,7 @@ from buildlib.targets import find_soc
 from buildlib.toolchains.base import OpPackageLibrary
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import Json
+from harness.cli.completion import complete_socs
 from harness.console import answers, print_json
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
@@ -93,7 +94,9 @@ def run(
             "its largest value.",
         ),
     ] = 1.0,
-    soc: Annotated[str, typer.Option(help="SoC that is emulated.")] = "SM8750",
+    soc: Annotated[
+        str, typer.Option(help="SoC that is emulated.", autocompletion=complete_socs)
+    ] = "SM8750",
     json: Json = False,
 ) -> None:
     """Run one operation of an op package on the emulator, and compare it with a formula.

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 
 from buildlib.sizes import size_text
 from harness.cli.arguments import Json, KeepIn, read_text
+from harness.cli.completion import complete_targets
 from harness.cli.dialog_options import System, UseChat
 from harness.cli.progress import ModelBar, StageBar, describe_stage, stage_time
 from harness.console import Row, answers, print_json, print_remark, print_rows, print_text, progress
@@ -236,7 +237,11 @@ def init(
     model: Annotated[str, typer.Argument(help="Folder of the model, or its id at the hub.")],
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("recipe.yaml"),
     target: Annotated[
-        str, typer.Option(help="SoC: `SM8750` is the phone, `SM8750:emulator` needs none.")
+        str,
+        typer.Option(
+            help="SoC: `SM8750` is the phone, `SM8750:emulator` needs none.",
+            autocompletion=complete_targets,
+        ),
     ] = "SM8750:emulator",
 ) -> None:
     """Write a first recipe for a model, with remarks on its settings.

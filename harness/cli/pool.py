@@ -16,6 +16,7 @@ from rich.text import Text
 
 from buildlib.sizes import age_text
 from harness.cli.arguments import WAIT_S, Json, Wait
+from harness.cli.completion import complete_socs
 from harness.clock import SystemClock
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.devices.adb.client import AdbServer
@@ -167,7 +168,9 @@ def lease(
         typer.Argument(help="Command of this host, after `--`; by default a shell on the device."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The device of that name.")] = None,
-    soc: Annotated[str | None, typer.Option(help="A device with that SoC.")] = None,
+    soc: Annotated[
+        str | None, typer.Option(help="A device with that SoC.", autocompletion=complete_socs)
+    ] = None,
     tag: Annotated[list[str] | None, typer.Option(help="A device with that tag.")] = None,
     pool: PoolFile = None,
     wait: Wait = WAIT_S,

@@ -18,6 +18,7 @@ from buildlib.toolchains.base import GraphInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import WAIT_S, CacheDir, ContainerDir, Json
 from harness.cli.bundle import bundle_for_device
+from harness.cli.completion import complete_devices
 from harness.cli.device_lease import lease_device
 from harness.console import answers, print_json, print_remark
 from harness.devices.adb.server import ensure_server, stop_if_ours
@@ -67,7 +68,10 @@ def rehearse(
     ] = 16,
     device: Annotated[
         str | None,
-        typer.Option(help="The phone, if it is there: its bundle is checked against what it says."),
+        typer.Option(
+            help="The phone, if it is there: its bundle is checked against what it says.",
+            autocompletion=complete_devices,
+        ),
     ] = None,
     abi: Annotated[
         Literal["arm64-v8a", "aarch64"] | None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import Database, Since, write_file
+from harness.cli.completion import complete_socs
 from harness.console import print_remark
 from harness.errors import WrongUseError
 from harness.results.records import RunKind, RunStatus
@@ -53,7 +54,9 @@ def export(
     since: Since = None,
     newest: Annotated[int | None, typer.Option(min=1, help="At most the newest N runs.")] = None,
     model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
-    soc: Annotated[str | None, typer.Option(help="Only this SoC.")] = None,
+    soc: Annotated[
+        str | None, typer.Option(help="Only this SoC.", autocompletion=complete_socs)
+    ] = None,
     kind: Annotated[RunKind | None, typer.Option(help="Only runs of this kind.")] = None,
     status: Annotated[RunStatus | None, typer.Option(help="Only runs that ended so.")] = None,
 ) -> None:
