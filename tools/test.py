@@ -7,6 +7,7 @@ where they can, such a test fails instead of skipping. Standard library only.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _VENV = _ROOT / ".venv"
 _OLDEST = (3, 11)
 _SET_UP = "--set-up"
+_PROGRESS = re.compile(r" *(Downloading|Using cached|Building|Installing)(?!.*\.metadata)")
 _TAKES = "Setting up takes some minutes the first time; the tests about eight on two idle cores."
 PACKAGES_VARIABLE = "QNNFARM_TEST_PACKAGES"
 """Set to `installed`: a test whose system package is missing fails."""
@@ -45,8 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     if not is_whole:
         # A child of its own: Debian's ensurepip may have come just now.
         subprocess.run([sys.executable, "-m", "venv", "--clear", _VENV], check=True)
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    if subprocess.run([*pip, "--editable", ".[test]"], cwd=_ROOT, check=False).returncode:
+    if _install_project(python):
         return _refuse("pip could not install the project with its extra `test` into .venv")
     if installed:  # where it cannot be had, its tests skip
         subprocess.run([python, "-m", "tools.llama_cpp"], cwd=_ROOT, check=False)
@@ -57,6 +58,18 @@ def main(arguments: Sequence[str]) -> int:
         environment[PACKAGES_VARIABLE] = "installed"
     command = [python, "-m", "pytest", *arguments]
     return subprocess.run(command, cwd=_ROOT, env=environment, check=False).returncode
+
+
+def _install_project(python: str) -> int:
+    """Return pip's exit status; its downloads are printed, and not what is there already."""
+    print("Installing the project and its tests into .venv", flush=True)
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
+    command = [*pip, "--editable", ".[test]"]
+    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            if _PROGRESS.match(line):
+                print(f"  {line.strip():.100}", flush=True)
+    return process.returncode
 
 
 def _install(packages: Sequence[str]) -> bool:
