@@ -356,7 +356,7 @@ def a_pool(reader: Reader) -> None:
 @scene("README.md", slow=True)
 def newcomer(reader: Reader) -> None:
     (reader.folder / ".venv").symlink_to(sys.prefix)
-    reader.words["python3 -m venv .venv && .venv/bin/pip install -e ."] = "true"
+    reader.words["python3 -m venv .venv && .venv/bin/pip install -e '.[build]'"] = "true"
     reader.patch.setenv("QNNFARM_CACHE_DIR", str(reader.folder / "cache"))
 
 

@@ -9,6 +9,6 @@ rm -rf build/lib build/bdist.*  # setuptools packs what an earlier build left th
 "$PYTHON" -m pip wheel -q --disable-pip-version-check --no-deps -w "$work/dist" .
 "$PYTHON" -m venv "$work/venv"
 wheel=$(echo "$work"/dist/qnnfarm-*.whl)
-"$work/venv/bin/pip" install -q --disable-pip-version-check "qnnfarm[pytest] @ file://$wheel"
+"$work/venv/bin/pip" install -q --disable-pip-version-check "qnnfarm[build,pytest] @ file://$wheel"
 QNNFARM_TEST_PYTHON="$work/venv/bin/python" "$PYTHON" -m pytest -n 2 -m slow tests/suites \
   --ignore tests/suites/nightly -k "not twenty_prompts"

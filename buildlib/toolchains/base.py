@@ -1,5 +1,7 @@
 """The `Toolchain` Protocol between the builder and compilers, and the types that cross it."""
 
+import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,13 @@ class ScaleOffset:
 
     scale: float
     offset: int
+
+
+def host_fault() -> str:
+    """Say why no compiler runs on this host; empty where one does."""
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        return ""
+    return f"it needs Linux on x86_64, and this is {sys.platform} on {platform.machine()}"
 
 
 NodeCycles = Mapping[str, Sequence[tuple[str, int]]]

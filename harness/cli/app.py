@@ -104,6 +104,11 @@ _SECTIONS = MappingProxyType({
 """Options by section of the help, for commands with many."""
 _MANY_OPTIONS = 14
 _OPTIONS_OF = {"explain": {"ignore_unknown_options": True}}
+_OF_BUILDS = frozenset({
+    "ml_dtypes", "onnx", "onnx_ir", "onnxruntime", "onnxruntime_qnn", "safetensors",
+    "threadpoolctl",
+})  # fmt: skip
+"""Modules of the extra `build`."""
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _LONGEST_LINE = 2000
 _WIDEST = 16
@@ -320,6 +325,11 @@ def _answer() -> tuple[int | str | None, str]:
         return NO_ANSWER, f"qnnfarm: {one_line(reason, _LONGEST_LINE)}\n"
     except QnnfarmError as error:
         return error.exit_code, f"qnnfarm: {one_line(_explained(str(error)), _LONGEST_LINE)}\n"
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _OF_BUILDS:
+            return NO_ANSWER, visible(traceback.format_exc())
+        reason = f"this needs {error.name}, which is not installed: pip install 'qnnfarm[build]'"
+        return NO_ANSWER, f"qnnfarm: {reason}\n"
     except Exception:  # noqa: BLE001  (a bug of ours says nothing about what was asked)
         return NO_ANSWER, visible(traceback.format_exc())
 

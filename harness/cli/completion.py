@@ -1,4 +1,4 @@
-"""What Tab offers for arguments: `qnnfarm --install-completion`.
+"""Completion of arguments by Tab, after `qnnfarm --install-completion`.
 
 Nothing is started and nobody waits: devices are those that a running adb server has, virtual ones
 and members of the pool here. Where nothing fits, the shell completes names of files.

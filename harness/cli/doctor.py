@@ -3,11 +3,12 @@
 Each check imports its subject, so that an import that fails is a finding too.
 """
 
+import ctypes.util
+import importlib.util
 import os
 import platform
 import shutil
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -19,6 +20,8 @@ from rich.text import Text
 
 from buildlib.errors import ToolchainError, ToolchainMissingError
 from buildlib.targets import find_soc
+from buildlib.toolchains.base import host_fault
+from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION
 from buildlib.toolchains.qairt.sdk import CONVERTER, PYTHON_VARIABLE, QUANTIZER, QairtSdk
 from harness.cli.arguments import Json
 from harness.console import answers, print_json
@@ -33,6 +36,10 @@ if TYPE_CHECKING:
 
 State = Literal["ok", "note", "broken"]
 """Of these, `note` works less well, and `broken` stops the main job."""
+
+
+_GLIBC = (2, 35)
+"""Of the wheel's tag, manylinux_2_35."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,6 @@ def examine() -> Iterator[Finding]:
     """Run all checks, in the order of the data flow; a check that raises is a finding too."""
     checks: dict[str, Callable[[], Result]] = {
         "host": _host,
-        "libraries": _libraries,
         "QNN compiler": _compiler,
         "QAIRT SDK": _sdk,
         "Genie for phones": _phones,
@@ -83,6 +89,9 @@ def examine() -> Iterator[Finding]:
         "adb": _adb,
         "virtual devices": _virtual,
     }
+    if host_fault():
+        for subject in ("QNN compiler", "QAIRT SDK", "virtual devices"):
+            del checks[subject]
     for subject, check in checks.items():
         try:
             yield Finding(subject, *check())
@@ -92,21 +101,25 @@ def examine() -> Iterator[Finding]:
 
 def _host() -> Result:
     detail = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return "broken", detail, "the compiler and the emulator need Linux on x86_64"
+    if host_fault():
+        advice = "phones, results and reports; builds and virtual devices need Linux on x86_64"
+        return "note", detail, f"it is for {advice} (docs/hosts.md)"
+    library, version = platform.libc_ver()
+    detail += f", {library or 'no glibc'} {version}".rstrip()
+    if library != "glibc" or tuple(map(int, version.split("."))) < _GLIBC:
+        advice = "the compiler and the emulator need glibc 2.35: Debian 12, Ubuntu 22.04 or later"
+        return "note", detail, advice
     return "ok", detail
 
 
-def _libraries() -> Result:
-    """Check for libatomic, which `libQnnSystem.so` needs and minimal systems lack."""
-    import ctypes.util
-
+def _compiler() -> Result:
+    """Check the compiler, and for libatomic, which its libraries need and minimal systems lack."""
+    if importlib.util.find_spec(DISTRIBUTION.replace("-", "_")) is None:
+        advice = "for builds and virtual devices, pip install 'qnnfarm[build]'"
+        return "note", f"{DISTRIBUTION} is not installed", advice
     if ctypes.util.find_library("atomic") is None:
         return "broken", "libatomic.so.1 is missing", "apt install libatomic1"
-    return "ok", "libatomic.so.1 is there"
 
-
-def _compiler() -> Result:
     from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
     toolchain = OrtQnnToolchain()

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
 from sqlalchemy import JSON, Boolean, Connection, Double, Integer, Select, Table, select
 
 from harness.errors import CorruptRunError, TelemetryRecordError, WrongUseError
@@ -25,6 +24,12 @@ from harness.results.records import RUNTIME, runtime_of
 from harness.results.rows import parse_telemetry
 from harness.results.store import EVERYTHING, ResultsStore, RunFilter, select_runs
 from harness.words import csv_cell
+
+try:
+    import pandas as pd
+except ImportError as error:
+    reason = "tables need pandas, which is not installed: pip install 'qnnfarm[pandas]'"
+    raise WrongUseError(reason) from error
 
 _HIDDEN = frozenset({"writer"})
 _LABELS = "labels"

@@ -5,12 +5,11 @@ cheap and works where the libraries do not load.
 """
 
 import importlib.util
-import platform
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from buildlib.errors import ToolchainMissingError
+from buildlib.toolchains.base import host_fault
 
 TOOLCHAIN = "ort-qnn"
 DISTRIBUTION = "onnxruntime-qnn"
@@ -72,13 +71,12 @@ def find_libraries() -> WheelLibraries:
     Raises:
         ToolchainMissingError: not Linux on x86_64, no wheel, or a wheel without its libraries.
     """
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        reason = f"it needs Linux on x86_64, and this is {sys.platform} on {platform.machine()}"
-        raise ToolchainMissingError(TOOLCHAIN, reason)
+    if fault := host_fault():
+        raise ToolchainMissingError(TOOLCHAIN, fault)
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ToolchainMissingError(
-            TOOLCHAIN, f"{DISTRIBUTION} is not installed; pip install qnnfarm"
+            TOOLCHAIN, f"{DISTRIBUTION} is not installed: pip install 'qnnfarm[build]'"
         )
     folder = Path(next(iter(spec.submodule_search_locations))).resolve()
     absent = [

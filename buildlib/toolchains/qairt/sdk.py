@@ -6,15 +6,14 @@ the default folder from the install guide of ai-hub-apps, `tutorials/llm_on_geni
 """
 
 import os
-import platform
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from buildlib.errors import ToolchainMissingError
+from buildlib.toolchains.base import host_fault
 
 TOOLCHAIN = "qairt"
 ROOT_VARIABLES = ("QAIRT_SDK_ROOT", "QNN_SDK_ROOT")
@@ -62,9 +61,8 @@ class QairtSdk:
             ToolchainMissingError: there is none, it is not whole or too old, or this host cannot
                 run its programs; says where to get it.
         """
-        if sys.platform != "linux" or platform.machine() != "x86_64":
-            reason = f"it needs Linux on x86_64, and this is {sys.platform} on {platform.machine()}"
-            raise ToolchainMissingError(TOOLCHAIN, reason)
+        if fault := host_fault():
+            raise ToolchainMissingError(TOOLCHAIN, fault)
         folder = root or sdk_root(environment)
         if folder is None:
             raise ToolchainMissingError(TOOLCHAIN, f"there is no SDK here; {WHERE}")

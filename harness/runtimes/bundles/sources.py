@@ -16,6 +16,7 @@ from buildlib.elf import is_elf, read_elf
 from buildlib.errors import InputFileError
 from buildlib.paths import default_cache_root
 from buildlib.targets import Soc
+from buildlib.toolchains.base import host_fault
 from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION, find_libraries
 from buildlib.toolchains.qairt.sdk import ROOT_VARIABLES, sdk_root
 from harness.deploy.deployment import DeployFile
@@ -138,7 +139,7 @@ def _sources(abi: str, soc: Soc, environment: Mapping[str, str]) -> Iterator[Lib
         wheel = find_libraries()
         origin = f"{DISTRIBUTION} {wheel.version}"
         yield LibrarySource(origin, (wheel.folder, wheel.support_folder))
-    if abi == BOARD:
+    if abi == BOARD and not host_fault():
         version = find_libraries().version
         folder = fetched_wheel(version)
         if folder.is_dir():

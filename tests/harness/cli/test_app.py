@@ -53,6 +53,17 @@ def test_a_bug_is_no_answer(main: Main, capsys: pytest.CaptureFixture[str]) -> N
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
+def test_what_only_builds_need_is_named_with_its_extra(
+    main: Main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(**_: object) -> None:
+        raise ModuleNotFoundError("No module named 'onnx.helper'", name="onnx.helper")
+
+    assert main(command) == NO_ANSWER
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("needs onnx.helper, which is not installed: pip install 'qnnfarm[build]'")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

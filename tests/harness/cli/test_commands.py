@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import platform
 import pwd
 import re
 import shlex
@@ -24,6 +25,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli.app import PANELS, build_app, load_command
+from harness.cli.doctor import examine
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.server import ensure_server
@@ -228,6 +230,27 @@ def test_doctor_finds_this_machine_well(process: Run) -> None:
     states = {finding["subject"]: finding["state"] for finding in json.loads(done.stdout)}
     assert states["QNN compiler"] == "ok"
     assert "broken" not in states.values()
+
+
+def test_doctor_of_a_host_for_phones_alone(
+    qnnfarm: Run, adb_server: AdbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    done = qnnfarm("doctor", "--json")
+    assert done.returncode == 0, done.stdout
+    host, *others = json.loads(done.stdout)
+    assert (host["state"], "builds and virtual devices need" in host["advice"]) == ("note", True)
+    subjects = {finding["subject"] for finding in others}
+    assert subjects == {"Genie for phones", "cache", "pool ledger", "adb"}
+
+
+@pytest.mark.parametrize("libc", [("glibc", "2.34"), ("", "")])
+def test_doctor_names_the_glibc_of_the_libraries(
+    monkeypatch: pytest.MonkeyPatch, libc: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: libc)
+    host = next(examine())
+    assert (host.state, "need glibc 2.35" in host.advice) == ("note", True)
 
 
 @pytest.mark.needs("libatomic1")

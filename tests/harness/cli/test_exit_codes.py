@@ -281,10 +281,13 @@ def test_an_answer_that_nobody_reads_is_none(tmp_path: Path) -> None:
 
 
 def test_doctor_without_the_compiler(adb_server: AdbServer) -> None:
-    with Started("-c", NO_COMPILER + MAIN, "doctor") as doctor:
-        said, _ = doctor.communicate(timeout=250)
-    assert doctor.returncode == BAD
-    assert "onnxruntime-qnn is not installed" in said
+    """A host for phones has none, which breaks nothing; a pool that cannot be read does."""
+    for pool, code in (("", GOOD), ("nothing.yaml", BAD)):
+        environment = os.environ | {"QNNFARM_POOL": pool}
+        with Started("-c", NO_COMPILER + MAIN, "doctor", env=environment) as doctor:
+            said, _ = doctor.communicate(timeout=250)
+        assert doctor.returncode == code
+        assert "onnxruntime-qnn is not installed — for builds" in said
 
 
 @pytest.mark.parametrize(

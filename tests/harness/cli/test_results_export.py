@@ -68,11 +68,13 @@ def test_stdout_and_filters(db: str) -> None:
     assert len(pd.read_csv(io.BytesIO(header))) == 0
 
 
-def test_without_pyarrow_it_says_what_to_install(
-    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("package", "extra"), [("pyarrow", "parquet"), ("pandas", "pandas")])
+def test_without_an_extra_it_says_what_to_install(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, extra: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(WrongUseError, match=r"pip install 'qnnfarm\[parquet\]'"):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "harness.results.data_frames", raising=False)
+    with pytest.raises(WrongUseError, match=rf"pip install 'qnnfarm\[{extra}\]'"):
         export(str(tmp_path / "out.parquet"), "--db", db)
 
 
