@@ -4,6 +4,7 @@ A GGUF becomes a folder in Hugging Face layout in the cache, once. A model of th
 client keeps it, in the folder of a commit.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -23,6 +24,7 @@ from buildlib.progress import working
 
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@([\w./-]+))?")
 _FILES = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "text/*.txt")
+_COMMIT = re.compile(r"[0-9a-f]{1,64}")
 _SNAPSHOTS, _OF_MODEL = "snapshots", "models--"
 _FILE_SUFFIXES = frozenset({SUFFIX, ".onnx", ".safetensors", ".bin", ".json"})
 
@@ -70,6 +72,8 @@ def find_model(
     path = (base or Path.cwd()) / user_path(model)
     if path.suffix == SUFFIX and path.is_file():
         return _read_gguf(path.absolute(), cache_root)
+    if is_hub_model(path):
+        path = find_snapshot(path)
     if not path.exists():
         path = _download(os.fspath(model), path, revision)
     target = path.resolve()
@@ -89,6 +93,28 @@ def hub_origin(folder: Path) -> str | None:
     if folder.parent.name != _SNAPSHOTS or not home.startswith(_OF_MODEL):
         return None
     return f"{home.removeprefix(_OF_MODEL).replace('--', '/')}@{folder.name}"
+
+
+def is_hub_model(folder: Path) -> bool:
+    """Return whether a folder is all that the hub's client keeps of a model."""
+    return folder.name.startswith(_OF_MODEL) and (folder / _SNAPSHOTS).is_dir()
+
+
+def find_snapshot(home: Path) -> Path:
+    """Return the commit of a model in the hub's cache that `main` names there, or the only one.
+
+    Raises:
+        ModelFileError: there are several, and `main` names none of them.
+    """
+    with contextlib.suppress(OSError):
+        commit = (home / "refs" / "main").read_text("utf-8").strip()
+        if _COMMIT.fullmatch(commit) and (home / _SNAPSHOTS / commit).is_dir():
+            return home / _SNAPSHOTS / commit
+    commits = sorted((home / _SNAPSHOTS).iterdir())
+    if len(commits) != 1:
+        names = ", ".join(commit.name[:12] for commit in commits) or "nothing"
+        raise ModelFileError(home, f"name one of its {_SNAPSHOTS}, which has {names}")
+    return commits[0]
 
 
 def _read_gguf(path: Path, cache_root: Path | None) -> ModelPlace:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from buildlib.builder.model_place import find_snapshot, is_hub_model
 from buildlib.cache.layout import SIDECAR
 from buildlib.cache.records import read_files, read_info
 from buildlib.checkpoint.architectures import detect_architecture
@@ -68,6 +69,7 @@ def inspect(
     """
     if not path.exists():
         raise InputFileError(str(path), "no such file or folder")
+    path = find_snapshot(path) if is_hub_model(path) else path
     if (path / SIDECAR).is_file():
         _inspect_entry(path, every=tensors, json=json)
     elif path.suffix == SUFFIX and path.is_file():
