@@ -53,7 +53,9 @@ class Description(BaseModel):
         arguments: more options of its programs, as they take them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", regex_engine="python-re")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", regex_engine="python-re", coerce_numbers_to_str=True
+    )
 
     runtime: str
     model: Word

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from buildlib.gguf import GgufHeader
 from harness.deploy.deployment import DeployFile
@@ -235,6 +235,11 @@ _SLACK = 8
 """Tokens after the last window: what is cut off may change the tokens before it."""
 
 
+def _flag(value: object) -> object:
+    """Undo that YAML takes `on` and `off` for truth values."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
+
+
 class LlamaCppDescription(Description):
     """Options of llama.cpp's programs, by the names that these have.
 
@@ -250,7 +255,7 @@ class LlamaCppDescription(Description):
     device: Annotated[str, Field(pattern=r"\A[\w,/.:-]+\Z")] | None = None
     n_gpu_layers: Annotated[int, Field(ge=-1, le=10_000)] | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    flash_attn: Literal["on", "off", "auto"] | None = None
+    flash_attn: Annotated[Literal["on", "off", "auto"], BeforeValidator(_flag)] | None = None
     cache_type: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] | None = None
 
 

@@ -4,13 +4,16 @@ The texts are what version 0.7.0 of Debian printed.
 """
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import RuntimeOutputError
+from harness.runtimes.description import read_description
 from harness.runtimes.llama_cpp.output import parse_bench, parse_chunks, parse_timings
+from harness.runtimes.llama_cpp.runtime import LlamaCppDescription
 
 TIMINGS = """\
 0.00.213.811 I common_perf_print:        load time =     102.92 ms
@@ -75,3 +78,17 @@ def test_whatever_is_printed_is_read_or_refused(text: str) -> None:
 def test_what_is_no_single_test_is_refused(text: str) -> None:
     with pytest.raises(RuntimeOutputError, match="llama-bench"):
         parse_bench(text, "phone")
+
+
+@pytest.mark.parametrize("flag", ["on", "off", "auto", "'on'"])
+def test_a_description_takes_options_as_the_programs_do(tmp_path: Path, flag: str) -> None:
+    """YAML takes `on` for true, and 512 for a number."""
+    file = tmp_path / "model.yaml"
+    file.write_text(
+        f"runtime: llama.cpp\nmodel: m.gguf\nbuild: bin\nflash_attn: {flag}\n"
+        "arguments: [-b, 512]\nenvironment: {GGML_HEXAGON_NDEV: 2}\n"
+    )
+    description = read_description(file, LlamaCppDescription, "llama.cpp")
+    assert description.flash_attn == flag.strip("'")
+    assert description.arguments == ("-b", "512")
+    assert description.environment == {"GGML_HEXAGON_NDEV": "2"}
