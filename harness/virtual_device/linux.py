@@ -6,6 +6,7 @@ the same on every architecture.
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import platform
@@ -176,7 +177,13 @@ def may_administer() -> bool:
 
 def unshare(flags: int) -> None:
     """Leave the namespaces of `flags` for new ones."""
-    _call("unshare", ctypes.c_int(flags))
+    try:
+        _call("unshare", ctypes.c_int(flags))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:  # "No space left on device", by which no disk is meant
+            limit = "a limit of /proc/sys/user/max_*_namespaces is 0 or reached"
+            raise OSError(error.errno, f"unshare: {limit}") from error
+        raise
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:

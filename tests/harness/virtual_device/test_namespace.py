@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,15 @@ def test_the_probe_says_why_it_is_not_better(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv(FORCE_VARIABLE, raising=False)
     support = probe_namespace()
     assert (support.kind is NamespaceKind.ROOT) == (support.reason == "")
+
+
+@pytest.mark.needs("util-linux", "user-namespaces")
+def test_a_limit_of_namespaces_is_no_full_disk() -> None:
+    program = "from harness.virtual_device import linux; linux.unshare(linux.CLONE_NEWUSER)"
+    limit = f"echo 0 > /proc/sys/user/max_user_namespaces; exec '{sys.executable}' -c '{program}'"
+    command = ["unshare", "--user", "--map-root-user", "sh", "-c", limit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "unshare: a limit of /proc/sys/user/max_*_namespaces is 0" in done.stderr, done.stderr
 
 
 def test_no_mount_shows_on_the_host(device: VirtualDevice) -> None:
