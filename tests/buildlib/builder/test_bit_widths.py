@@ -16,7 +16,6 @@ from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.errors import InvalidOptionError, ModelWarning
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.numerics.verifier import VerifyOptions
-from suites.models import tiny_llama
 from tests.builders import builder_for
 
 ACT, PARAM = "quantization.act_bitwidth", "quantization.param_bitwidth"
@@ -104,12 +103,12 @@ def test_lpbq_is_built_where_the_width_allows(wide: Path, tiny_text: str, tmp_pa
 
 @pytest.mark.needs("libatomic1")
 def test_lpbq_that_cannot_be_had_is_refused_by_name(
-    wide: Path, tiny_text: str, tmp_path: Path
+    wide: Path, one_layer: Path, tiny_text: str, tmp_path: Path
 ) -> None:
-    narrow = of(tiny_llama.folder(), None, tmp_path, {PARAM: 4, BLOCK: 16}, ar=32)
+    narrow = of(one_layer, tiny_text, tmp_path, {PARAM: 4, BLOCK: 16})
     other = of(wide, tiny_text, tmp_path, {PARAM: 4, BLOCK: 64})
     for builder, reason in (
-        (narrow, r"_proj.weight has 144 inputs.* 32 "),
+        (narrow, r"_proj.weight has 24 inputs.* 32 "),
         (other, r"down_proj.* 96 inputs, which 64 does not"),
     ):
         with pytest.raises(InvalidOptionError, match=reason) as caught:
