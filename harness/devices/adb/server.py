@@ -51,6 +51,7 @@ _START_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 _MAX_SOCKET_PATH = 107
 _ROOT = 0
+_USB_BUS = Path("/dev/bus/usb")
 
 
 def own_address() -> ServerAddress:
@@ -263,15 +264,18 @@ def _start(address: ServerAddress, trusted_users: Collection[str]) -> AdbServer:
 
 
 def _spawn_detached(command: list[str], log_path: Path) -> int:
-    """Start a program in a session of its own, with nothing of ours open; gives its pid."""
+    """Start a server in a session of its own, with nothing of ours open; gives its pid."""
     # `subprocess` would warn when its object goes while the program runs on, as this one shall.
     # What a caller has handed us, such as the lock of a `flock` around us, would stay held.
     inherited = [int(file.name) for file in Path("/proc/self/fd").iterdir() if int(file.name) > 2]
     log_flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    # A server waits three seconds for the first look of libusb, which does not come where there is
+    # no bus, as in a container; its own code looks there, too, and finds a bus that comes later.
+    usb = {} if _USB_BUS.exists() else {"ADB_LIBUSB": "0"}
     return os.posix_spawn(
         "/bin/sh",
         ["sh", "-c", 'cd / && exec "$@"', "sh", *command],
-        os.environ,
+        usb | os.environ,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log_path), log_flags, 0o600),

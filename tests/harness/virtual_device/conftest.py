@@ -25,6 +25,7 @@ def _start_server(home: Path, port: int) -> tuple[dict[str, str], subprocess.Pop
     """An adb server that shares nothing with the user's; its environment and its process."""
     environment = {"PATH": os.environ["PATH"], **private_variables(home, port)}
     environment["ADB_SERVER_SOCKET"] = f"tcp:localhost:{port}"  # a server listens on that alone
+    environment["ADB_LIBUSB"] = "0"  # for which it waits three seconds where there is no USB
     server = subprocess.Popen(
         [adbutils.adb_path(), "server", "nodaemon"],
         env=environment,

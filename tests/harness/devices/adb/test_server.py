@@ -78,6 +78,31 @@ def test_a_running_server_is_used_as_it_is(adb_server: AdbServer) -> None:
     assert resolve_server() == again
 
 
+def test_libusb_looks_for_no_devices_where_there_is_no_bus(
+    free_adb_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server would wait three seconds for it; who sets the variable decides."""
+    spawn, spawned = module._spawn_detached, []
+
+    def spy(command: list[str], log_path: Path) -> int:
+        spawned.append(spawn(command, log_path))
+        return spawned[-1]
+
+    def told(bus: Path) -> str:
+        monkeypatch.setattr(module, "_USB_BUS", bus)
+        ensure_server(at)
+        variables = Path(f"/proc/{spawned[-1]}/environ").read_text().split("\0")
+        kill_server(at)
+        return next((one for one in variables if one.startswith("ADB_LIBUSB=")), "")
+
+    at = ServerAddress("127.0.0.1", free_adb_port)
+    monkeypatch.setattr(module, "_spawn_detached", spy)
+    assert told(tmp_path / "none") == "ADB_LIBUSB=0"
+    assert told(tmp_path) == ""
+    monkeypatch.setenv("ADB_LIBUSB", "1")
+    assert told(tmp_path / "none") == "ADB_LIBUSB=1"
+
+
 def test_a_server_of_another_version_is_left_alone() -> None:
     with _listener({"host:version": b"OKAY0004001f", "host:devices-l": b"OKAY0000"}) as (at, asked):
         server = ensure_server(at)
