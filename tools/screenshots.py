@@ -21,7 +21,7 @@ PAGES = ("overview", "history", "curves", "runs", "compare", "devices", "run")
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 TALLEST = 6000
 DRAWN = """
-const done = arguments[0], until = performance.now() + 20000;
+const done = arguments[0], until = performance.now() + 200000;
 const shown = () => [...document.querySelectorAll('figure.chart')].filter(f => f.offsetParent);
 (function wait() {
   const left = shown().filter(f => 'spec' in f.dataset && !('drawn' in f.dataset));

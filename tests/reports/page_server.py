@@ -80,7 +80,7 @@ def serving(pool_file: Path, results: Path | str, access: Access) -> Iterator[Cl
 
 def eventually(read: Callable[[], str], part: str) -> str:
     """Read until a part is there; return what was read."""
-    for _ in range(600):
+    for _ in range(2000):
         if part in (text := read()):
             return text
         time.sleep(0.1)

@@ -51,7 +51,7 @@ def load(browser: Chrome, make_store: MakeStore, tmp_path: Path) -> Load:
         browser.get(path.as_uri())
         # On a busy machine it has come back with a part of a page.
         loaded = "return document.readyState === 'complete' && location.href === arguments[0]"
-        WebDriverWait(browser, 60).until(lambda b: b.execute_script(loaded, path.as_uri()))
+        WebDriverWait(browser, 200).until(lambda b: b.execute_script(loaded, path.as_uri()))
         return path.as_uri()
 
     return write_and_open
@@ -311,7 +311,7 @@ def test_a_history_is_zoomed_by_buttons_and_fingers(browser: Chrome, load: Load)
         everything = points()
         assert [button.is_enabled() for button in buttons] == [True, False, False, False]
         buttons[0].click()
-        wait = WebDriverWait(browser, 10)
+        wait = WebDriverWait(browser, 200)
         wait.until(lambda _: points() == everything // 2)
         buttons[1].click()
         wait.until(lambda _: points() == everything)

@@ -379,7 +379,7 @@ def test_person_drains_a_device_in_a_browser(
     browser.get(f"{lab.address}sign-in")
     browser.find_element(By.NAME, "token").send_keys(TOKEN)
     browser.find_element(By.TAG_NAME, "button").click()
-    wait = WebDriverWait(browser, 30, ignored_exceptions=GONE)
+    wait = WebDriverWait(browser, 200, ignored_exceptions=GONE)
     wait.until(lambda b: b.find_element(By.CSS_SELECTOR, "#device-1 [name=reason]").is_displayed())
     reason = browser.find_element(By.CSS_SELECTOR, "#device-1 [name=reason]")
     reason.send_keys(HOSTILE, Keys.ENTER)
@@ -402,7 +402,7 @@ def test_person_drains_a_device_in_a_browser(
 def test_lost_connection_is_told(browser: Chrome, folder: Path) -> None:
     with serving(folder / "pool.yaml", folder / "none.db", Access()) as lab:
         browser.get(lab.address)
-        wait = WebDriverWait(browser, 30, ignored_exceptions=GONE)
+        wait = WebDriverWait(browser, 200, ignored_exceptions=GONE)
         wait.until(lambda b: "No results yet" in b.find_element(By.ID, "verdict").text)
         buttons = browser.find_elements(By.TAG_NAME, "button")
         assert not any(button.is_displayed() for button in buttons)  # who may not act sees none
