@@ -439,32 +439,43 @@ class Ledger:
         Raises:
             LeaseLostError: the ticket is gone, for its process slept longer than the TTL.
         """
-        return self._try_grant(ticket) if self._must_act(ticket) else None
+        must_act, is_silent = self._look(ticket)
+        if must_act:
+            return self._try_grant(ticket)
+        if is_silent:
+            self._show_life(ticket)
+        return None
 
     @_reads
-    def _must_act(self, db: Connection, ticket: int) -> bool:
-        """Return whether a ticket's turn has come, or else there is something to write.
+    def _look(self, db: Connection, ticket: int) -> tuple[bool, bool]:
+        """Return whether a ticket's turn has come, or the dead are in its way; and its silence.
 
         Each waiting process asks at each change, so each looks only at the processes that have its
         devices or come before it for them: hundreds may wait.
         """
         beat = self._beat(db)
         row = db.execute(select(tickets).where(tickets.c.id == ticket)).one_or_none()
-        if row is None or row.grant is not None or beat - row.beat > self.ttl_s / 4:
-            return True
+        if row is None or row.grant is not None or self._is_ahead(row, beat):
+            return True, False
+        is_silent = beat - row.beat > self.ttl_s / 4
         requests = self._kept_devices(db)
-        if ticket in served(requests):
-            return True
+        if ticket in served(requests) or (is_silent and self._is_dead(row, beat, lambda _: False)):
+            return True, is_silent
         keys = _candidates(row.candidates)
         holders = select(leases).where(leases.c.key.in_(keys))
         before = {requests[key].ticket for key in keys if key in requests} - {ticket}
         blocking = (holders, select(tickets).where(tickets.c.id.in_(before)))
         ended = cache(self._has_ended)
-        return any(
+        must_act = any(
             self._is_ahead(other, beat) or self._is_dead(other, beat, ended)
             for query in blocking
             for other in db.execute(query)
         ) or bool(self._reserved_from_holders(db))
+        return must_act, is_silent
+
+    @_writes_quietly
+    def _show_life(self, db: Connection, ticket: int) -> None:
+        db.execute(tickets.update().where(tickets.c.id == ticket).values(beat=self._beat(db)))
 
     @_reads
     def turns_before(self, db: Connection, ticket: int) -> int:
