@@ -90,6 +90,35 @@ def test_a_second_mode_hides_no_loss_that_is_unlike_it() -> None:
     assert np.median(said) < 0.045
 
 
+def _with_slow_sessions(random: np.random.Generator, nights: int) -> npt.NDArray[np.float64]:
+    """Logarithms of nights in which a quarter of sessions is slower by some 10 %."""
+    shape = (nights, SESSIONS)
+    slow = random.exponential(0.1, shape) * (random.random(shape) < 0.25)
+    values: npt.NDArray[np.float64] = np.log(50) + random.normal(0, 0.005, shape) - slow
+    return values
+
+
+def test_a_series_tells_the_loss_that_it_says_on_its_own_next_nights() -> None:
+    """What it says holds for each series, also where they differ as much as these."""
+    pasts = [_with_slow_sessions(np.random.default_rng(seed), 60) for seed in range(20)]
+    said = [
+        one.smallest_loss or 1.0
+        for one in judge_all([history(np.exp(past).tolist()) for past in pasts])
+    ]
+    futures = [
+        np.concatenate(
+            [past, _with_slow_sessions(np.random.default_rng(seed), 3) + np.log1p(-loss)]
+        )
+        for seed, (past, loss) in enumerate(zip(pasts * 3, said * 3, strict=True), 100)
+    ]
+    told = [
+        any(one.is_loss and one.found >= 60 for one in changes)
+        for changes in detect_all([history(np.exp(nights).tolist()) for nights in futures])
+    ]
+    assert max(said) > 4 * min(said)
+    assert sum(told) / len(told) > 0.65  # five of six, but for chance
+
+
 def test_noisier_series_promise_less() -> None:
     quiet, noisier, loud = judge_all(
         [history(noisy([50.0] * 60, noise=noise)) for noise in (0.005, 0.03, 0.1)]
