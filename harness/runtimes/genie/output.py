@@ -170,7 +170,7 @@ def find_early_end(
         return EarlyEnd(int(generated), asked, "the runner does not say why")
     if clock.status == _CONTEXT_EXCEEDED:
         return EarlyEnd(count, asked, "the context is full")
-    if generated > count:
+    if generated > count or (count == 0 and clock.status == 0):  # an end at once counts as none
         cause = "an end-of-sequence token" + (" or a stop sequence" if stops else "")
         return EarlyEnd(count, asked, f"{cause} ended it")
     return EarlyEnd(count, asked, None)

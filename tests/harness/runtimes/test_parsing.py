@@ -68,6 +68,7 @@ def test_a_run_line_is_read_from_the_end_of_the_output() -> None:
         (0, 8, 8.0, None),
         (0, 8, 0.0, None),
         (0, 3, 4.0, "an end-of-sequence token ended it"),
+        (0, 0, 0.0, "an end-of-sequence token ended it"),
         (4, 3, 3.0, "the context is full"),
         (0, 1, 1.0, "nothing"),
     ],

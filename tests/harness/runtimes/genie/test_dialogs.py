@@ -125,6 +125,11 @@ def test_stop_sequences_and_lists_of_eos_end_an_answer(
     assert ended.text.rstrip() == cut.text.rstrip()
     assert ended.early_end is not None
     assert ended.early_end.reason == "an end-of-sequence token ended it"
+    at_once = changed(lambda dialog: dialog["context"].update({"eos-token": [1, greedy[0]]}))
+    none = Generate.of(prompt=TEXT, max_tokens=24, genie_config=at_once).run(session).output
+    assert str(none.early_end) == (
+        "the answer has 0 of 24 tokens: an end-of-sequence token ended it"
+    )
 
 
 def test_turns_rewind_and_what_was_saved_goes_on(session: Session, tmp_path: Path) -> None:
