@@ -70,11 +70,6 @@ class ShownChange:
         return self.verdict.value
 
     @property
-    def is_regression(self) -> bool:
-        """True for a loss that nobody has settled or works on."""
-        return self.status == Verdict.REGRESSED
-
-    @property
     def is_telling(self) -> bool:
         """True for a change of level, and for a last night that differs."""
         return self._is_apart or self.status not in {Verdict.NO_DIFFERENCE, Verdict.NO_VERDICT}

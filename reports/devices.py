@@ -255,8 +255,7 @@ def _heat_figure(
     if len(rows) < 2 or not measured & {*(column.key for column in heat), "throttled"}:
         return None
     lanes = [[one] for one in speeds] + [heat[:2], heat[2:]]
-    known = [[column for column in lane if column.key in measured] for lane in lanes]
-    shown = [lane for lane in known if lane]
+    shown = [found for lane in lanes if (found := [one for one in lane if one.key in measured])]
     run = night[-1]
     return Figure(
         f"heat-{re.sub('[^A-Za-z0-9]+', '-', run.device.serial)}",
