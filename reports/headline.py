@@ -16,6 +16,7 @@ from harness.results.gate import Gate
 from harness.results.gate_formats import cells_of, sides, summarize
 from harness.results.history import describe_drifts
 from harness.results.records import Run
+from harness.results.stability import was_throttled
 from harness.results.turnover import find_turnover
 from harness.results.verdicts import Verdict
 from harness.words import percent, pluralize, stand_in
@@ -52,11 +53,13 @@ def judge_page(results: Results, sections: Sequence[Section]) -> Headline:
     suspects = [one for one in changes if one.is_suspect]
     lost = list(_lost_comparisons(results, sections))
     wrong = [row for section in sections for row in section.rows if row.output == "doubtful"]
-    failures = _recent_failures(results)
+    recent = _recent(results)
+    failures = [run for run in recent if run.status in {"failed", "interrupted"}]
     gate = results.gate
     lines = [*(_describe_gate(gate) if gate else ()), *_describe(worse), *lost[:MOST_NAMED]]
     lines += [f"Doubtful output: {row.name} on {row.subject.place}" for row in wrong[:MOST_NAMED]]
     lines += [*_others(changes), *_describe_suspects(suspects)]
+    lines += _describe_throttled(recent)
     lines += describe_drifts(results.series)[:MOST_NAMED]
     lines += find_turnover(results.series)[:MOST_NAMED]
     parts = [f"Against {gate.reference}: {summarize(gate)}"] if gate else []
@@ -168,12 +171,16 @@ def _lost_comparisons(results: Results, sections: Sequence[Section]) -> Iterator
                     yield f"{metric.label} of {models}, compared: {comparison.reason}"
 
 
-def _recent_failures(results: Results) -> list[Run]:
-    if not results.measured:
-        return []
-    newest = results.measured[-1].run.created_at
-    return [
-        run
-        for run in results.gaps
-        if run.created_at > newest - RECENT and run.status in {"failed", "interrupted"}
-    ]
+def _describe_throttled(runs: Sequence[Run]) -> Iterator[str]:
+    """Name the devices that throttled, those that did most often first."""
+    counts = Counter(run.device.serial for run in runs)
+    throttled = Counter(run.device.serial for run in runs if was_throttled(run))
+    for serial, number in throttled.most_common(MOST_NAMED):
+        runs_of_it = pluralize(counts[serial], "run")
+        yield f"{serial} throttled in {number} of {runs_of_it} of the last day"
+
+
+def _recent(results: Results) -> list[Run]:
+    """Return the runs of the last day."""
+    runs = [one.run for one in results.measured]
+    return [run for run in runs if run.created_at > runs[-1].created_at - RECENT]

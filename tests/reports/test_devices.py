@@ -93,6 +93,8 @@ def test_heat_of_the_newest_night_stands_beside_its_speeds(tmp_path: Path) -> No
         recorder.add_telemetry(lab.samples_of(runs[-1], zones=2), repetition=0)
         recorder.finish()
     composed = page.compose(page.load(str(tmp_path / "results.db")))
+    said = f"{PHONE.device.serial} throttled in 1 of 2 runs of the last day"
+    assert said in composed.headline.lines
     (figure,) = (one for one in composed.figures if one.id.startswith("heat-"))
     keys = [column.key for column in figure.columns]
     cool, throttled = (dict(zip(keys, row, strict=True)) for row in figure.rows)
