@@ -292,6 +292,7 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under `nohup`, or a script's `&`
             signal.signal(number, interrupts)
+    os.umask(os.umask(0o077) | 0o002)  # who can change a cache, or a report, speaks for its user
     warnings.showwarning = _show_warning
     join_bash_words()
     code, words = _answer()

@@ -1,9 +1,11 @@
 """The way out of the command line, and its help."""
 
+import os
 import re
 import signal
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +88,15 @@ def test_a_group_without_a_command_shows_its_help(qnnfarm: Run) -> None:
     assert done.returncode == 2
     assert "unquarantine" in done.stdout + done.stderr
     assert "qnnfarm: " not in done.stderr
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o000, 0o664), (0o022, 0o644), (0o077, 0o600)])
+def test_nothing_is_writable_by_everybody(
+    main: Main, tmp_path: Path, umask: int, mode: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        main(lambda **_: (tmp_path / "made").touch())
+    finally:
+        os.umask(before)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == mode
