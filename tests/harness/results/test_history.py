@@ -402,6 +402,16 @@ def test_only_subjects_with_news_are_read_and_reviewed(
         alerts.review_new(store)
 
 
+def test_a_run_that_is_written_while_histories_are_read_is_of_the_next_time(
+    store: ResultsStore, fill: Fill
+) -> None:
+    fill([50.0] * 3)
+    heads = store.heads()
+    fill([50.0] * 2, start=3)
+    (series,) = find_series(store.means(), heads, DECODE.metrics)
+    assert len(series.nights) == 3
+
+
 def test_other_code_judges_all_histories_anew(
     store: ResultsStore, fill: Fill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
