@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import struct
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -156,7 +157,10 @@ async def serve_control(listener: socket.socket, handle: Handler) -> asyncio.Abs
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    return await asyncio.start_unix_server(answer, sock=listener, limit=_MAX_LINE)
+    options: dict[str, Any] = {}
+    if sys.version_info >= (3, 13):  # it would look for the name of `_socket_path`, which is over
+        options["cleanup_socket"] = False
+    return await asyncio.start_unix_server(answer, sock=listener, limit=_MAX_LINE, **options)
 
 
 def ask(name: str, folder: Path, request: Mapping[str, Any]) -> Answer:

@@ -1,7 +1,9 @@
 """Peers of the control socket: the user, processes of the device, garbage."""
 
+import asyncio
 import contextlib
 import json
+import os
 import shlex
 import socket
 import stat
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from harness.errors import VirtualDeviceError
 from harness.virtual_device import manager
-from harness.virtual_device.control import ask
+from harness.virtual_device.control import ask, open_control, serve_control
 from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.manager import VirtualDevice
 from tests.harness.virtual_device.helpers import Adb
@@ -125,3 +127,19 @@ def test_a_socket_that_nobody_serves(tmp_path: Path, monkeypatch: pytest.MonkeyP
         left.bind("control.sock")
     with pytest.raises(VirtualDeviceError, match="does not run"):
         ask("gone", tmp_path, {"do": "faults"})
+
+
+def test_a_server_starts_when_the_number_of_its_folder_is_another_file(tmp_path: Path) -> None:
+    """The socket was bound below `/proc/self/fd`, where Python 3.13 looks for its file."""
+    listener = open_control(tmp_path)
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]
+
+    async def serve() -> None:
+        server = await serve_control(listener, lambda _: {})
+        server.close()
+
+    try:
+        asyncio.run(serve())
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
