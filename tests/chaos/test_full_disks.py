@@ -22,7 +22,11 @@ from tests.harness.lab.hosts import Host, Lab
 from tests.postgresql_server import running_postgresql_server
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs("root"), pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.needs("namespaces", "root"),
+    pytest.mark.timeout(1200),
+]
 
 CELLS = 8
 BENCH = {
@@ -110,7 +114,7 @@ def test_lab_whose_tablespace_is_full_waits_until_there_is_space(
         server.ask("postgres", f"CREATE TABLESPACE small LOCATION '{place}'")
         server.ask("postgres", "CREATE DATABASE lab TEMPLATE template0 TABLESPACE small")
         lab = Lab(tmp_path, server)
-        host = Host("h1", tmp_path / "h1", lab.url, new_port())
+        host = Host("h1", tmp_path / "h1", lab.url, new_port(), boots=True)
         monkeypatch.setenv("QNNFARM_LEDGER", lab.url)
         lab.hosts = [host]
         try:
