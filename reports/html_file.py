@@ -289,8 +289,8 @@ def make_environment(package: str) -> jinja2.Environment:
 
 
 def _prose(words: str) -> Markup:
-    """Escape text, and mark up the commands that stand in it between backticks."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(visible(words)))))  # noqa: S704
+    """Escape text, and mark up our commands that stand in it between backticks; names may, too."""
+    return Markup(re.sub("`(qnnfarm [^`]+)`", r"<code>\1</code>", str(escape(visible(words)))))  # noqa: S704
 
 
 @functools.cache

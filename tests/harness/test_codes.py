@@ -18,6 +18,7 @@ from harness.cli.app import _explained, build_app
 from harness.errors import RunnerError
 from harness.errors.codes import explain_end, find_codes, load_codes, parse_code
 from harness.results.store import ResultsStore
+from tests.command_line import qnnfarm
 from tests.harness.cli.test_commands import COMMANDS
 from tests.harness.results.conftest import _make_run
 
@@ -215,9 +216,9 @@ def test_the_command_explains_a_code_a_log_and_a_run(tmp_path: Path) -> None:
     assert "https://github.com/qualcomm/ai-hub-apps/issues/15" in said
     assert explain("7777")[0] == 1
     for unknown in ("99999", "latest"):
-        status, said = explain(unknown, "--db", str(tmp_path / "none.db"))
-        assert status == 2
-        assert "no file, and no stored run" in said
+        done = qnnfarm("explain", unknown, "--db", tmp_path / "none.db")
+        assert done.returncode == 2
+        assert "no file, and no stored run" in done.stderr
     log = tmp_path / "any.log"
     log.write_bytes(b"\xff\x00" * 9_000_000 + b"\n[ERROR] ... : err 5005\nx")
     status, said = explain(log)
