@@ -31,6 +31,7 @@ def techniques(arguments: TechniqueArguments) -> Mapping[StepName, WeightTechniq
     solve_gptaq = partial(gptq.solve, arguments=second, to_float=True)
     return {
         "spreading": Spreading("spreading"),
+        "splitting": Spreading("splitting", rotates=False),
         "scaling": Scaling("scaling"),
         "spinquant": Rotation("spinquant", arguments.spinquant.seed),
         "seqmse": LayerwiseTechnique("seqmse", partial(seqmse.solve, arguments=seq)),
@@ -66,7 +67,7 @@ def optimize_weights(
         for number, name in enumerate(names):
             step = Path(scratch) / str(number)
             step.mkdir()
-            if name in {"spreading", "scaling"}:
+            if name in {"spreading", "splitting", "scaling"}:
                 token_windows = windows[:n_calibrating] or windows
             else:
                 token_windows = _shown(windows, arguments.num_batches(name))

@@ -10,7 +10,7 @@ from buildlib.errors import InvalidOptionError
 from buildlib.quantize.techniques.arguments import TechniqueArguments
 
 TechniqueName = Literal["spinquant", "seqmse", "gptq", "gptaq", "adascale"]
-StepName = Literal["spreading", "scaling"] | TechniqueName
+StepName = Literal["spreading", "splitting", "scaling"] | TechniqueName
 """What changes a float model: a technique, or what is exact and gives bits room."""
 RangeName = Literal["minmax", "percentile", "mse"]
 
@@ -143,8 +143,11 @@ class QuantizationOptions(BaseModel):
             return techniques
         if techniques[:1] == ("spinquant",):  # which mixes channels
             return ("spinquant", "scaling", *techniques[1:])
-        spread: tuple[StepName, ...] = ("spreading",) if self.spreading else ()
-        return (*spread, "scaling", *techniques)
+        if not self.spreading:
+            return ("scaling", *techniques)
+        # Rounded to the nearest, weights of 4 bits lose more by a rotation than it saves.
+        is_rounded = self.param_bitwidth == 4 and {"gptq", "gptaq"}.isdisjoint(techniques)
+        return ("splitting" if is_rounded else "spreading", "scaling", *techniques)
 
 
 def check_arguments(options: QuantizationOptions) -> None:

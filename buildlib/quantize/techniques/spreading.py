@@ -36,9 +36,13 @@ class Spreading:
     """`WeightTechnique` that rotates or splits a model whose hidden states reach far.
 
     A model with encodings, or whose hidden states were changed before, stays as it is.
+
+    Attributes:
+        rotates: or only splits.
     """
 
     name: str
+    rotates: bool = True
 
     def optimize(
         self, model: FloatModel, folder: Path, progress: Callable[[int, int], None] | None = None
@@ -48,7 +52,7 @@ class Spreading:
             return model
         if copies := find_massive(model.path):
             return model.changed(write_split(model.path, copies, folder), model.encodings)
-        if _reach(model) >= _FAR:
+        if self.rotates and _reach(model) >= _FAR:
             with suppress(InvalidOptionError):  # something stands between: it stays
                 if coarsening(model.path) <= _COARSER:
                     return Rotation(self.name).optimize(model, folder, progress)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.quantize.calibration import observe_ranges
+from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.recipe import complete_encodings
 from buildlib.quantize.sensitivity.ranking import find_units
 from buildlib.quantize.sensitivity.sweep import SensitivityModel
@@ -105,6 +107,21 @@ def test_a_model_whose_weights_would_lose_more_stays(outlier_model: Path, tmp_pa
     """A single weight writes its massive number, and steps of 8 bits would reach it everywhere."""
     model = replace(float_model(outlier_model, tmp_path / "float"), token_windows=[text_tokens(24)])
     assert spread(model, tmp_path / "spread") is model
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ({"recipe": "w8a16"}, "spreading"),
+        ({"recipe": "w4a16"}, "spreading"),
+        ({"recipe": "w4a16-rtn"}, "splitting"),
+        ({"recipe": "LPBQ_SeqMSE"}, "splitting"),
+        ({"recipe": "w4a16-spinquant"}, "spinquant"),
+        ({"recipe": "w8a16", "spreading": False}, "scaling"),
+    ],
+)
+def test_a_rotation_is_for_weights_that_can_take_it(options: dict[str, Any], first: str) -> None:
+    assert QuantizationOptions(**options).steps(encoded=False)[0] == first
 
 
 def test_a_model_that_nothing_can_rotate_stays(tmp_path: Path) -> None:
