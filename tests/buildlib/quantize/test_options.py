@@ -67,7 +67,7 @@ def test_blocks_of_lpbq_have_the_vendors_name_too() -> None:
         (RECIPE, "w4a61", r"there is no recipe 'w4a61'; there are w8a16, .*LPBQ_SeqMSE"),
         ("quantization.kv_bitwidth", 12, "must be 8 or 16"),
         (f"{KWARGS}.gptaq.dampng", 0.1, rf"did you mean {KWARGS}.gptaq.damping\?"),
-        (f"{KWARGS}.gptqa.damping", 0.1, rf"did you mean {KWARGS}.gptq.damping\?"),
+        (f"{KWARGS}.gptqa.damping", 0.1, rf"did you mean {KWARGS}.gptaq.damping\?"),
         (f"{KWARGS}.gptaq.damping", 0, "must be greater than 0"),
         (f"{KWARGS}.gptaq.damping", "much", "must be a number, not 'much'"),
         (f"{KWARGS}.seqmse.num_candidates", 0, "must be at least 1"),
