@@ -79,10 +79,9 @@ def test_a_split_model_computes_the_same_and_quantizes_better(name: str, tmp_pat
     assert stream_cost(done) < stream_cost(model) / 3
 
 
-def test_a_model_with_massive_activations_is_rotated(tmp_path: Path) -> None:
-    checkpoint = families.write_checkpoint(
-        tmp_path / "model", families.family_config("llama-biases")
-    )
+@pytest.mark.parametrize("name", ["glm", "granite", "llama-biases", "phi3", "qwen3-yarn"])
+def test_a_model_with_massive_activations_is_rotated(name: str, tmp_path: Path) -> None:
+    checkpoint = families.write_checkpoint(tmp_path / "model", families.family_config(name))
     weights = load_file(checkpoint / "model.safetensors")
     weights["model.embed_tokens.weight"][7, CHANNEL] = GAIN
     save_file(weights, checkpoint / "model.safetensors")
