@@ -29,7 +29,8 @@ from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 
 _CHUNK_ROWS = 4096
 _LAYOUT = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze"})
-_PRODUCTS = frozenset({"Gemm", "MatMul"})
+PRODUCTS = frozenset({"Gemm", "MatMul"})
+"""Operators that multiply with a weight, if one is constant."""
 ROTATED = "qnnfarm.rotated"
 """Property of a rotated model, with the seed of its rotations.
 
@@ -315,12 +316,12 @@ def is_scaling(node: ir.Node) -> bool:
 def _product_before(value: ir.Value) -> ir.Node:
     """Return the product that makes a value, but for its layout and a factor."""
     node = value.producer()
-    while node is not None and node.op_type not in _PRODUCTS:
+    while node is not None and node.op_type not in PRODUCTS:
         if not (is_scaling(node) or node.op_type in _LAYOUT or node.op_type == "Transpose"):
             break
         data = next((v for v in node.inputs if v is not None and not is_parameter(v)), None)
         node = None if data is None else data.producer()
-    if node is None or node.op_type not in _PRODUCTS or _constant(node, 1) is None:
+    if node is None or node.op_type not in PRODUCTS or _constant(node, 1) is None:
         raise _refused(f"no weight alone makes {value.name}")
     return node
 
@@ -331,7 +332,7 @@ def _products_after(value: ir.Value) -> list[ir.Node]:
     for node, index in value.uses():
         if node.op_type in _LAYOUT or is_scaling(node):
             products += _products_after(node.outputs[0])
-        elif node.op_type in _PRODUCTS and index == 0 and _constant(node, 1) is not None:
+        elif node.op_type in PRODUCTS and index == 0 and _constant(node, 1) is not None:
             products.append(node)
         else:
             raise _refused(f"{node.name} ({node.op_type}) reads a norm of the residual stream")
@@ -346,7 +347,7 @@ def _product_behind_attention(past: ir.Value) -> ir.Node | None:
         if len(users) != 1:
             return None
         node = users[0]
-        if node.op_type in _PRODUCTS and _constant(node, 1) is not None:
+        if node.op_type in PRODUCTS and _constant(node, 1) is not None:
             return node
         if node.op_type not in _LAYOUT | {"Concat", "MatMul", "Transpose"}:
             return None

@@ -26,7 +26,7 @@ from buildlib.errors import InvalidOptionError
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.values import is_parameter, operand, source_of, static_shape
 from buildlib.quantize.grids import channel_axis
-from buildlib.quantize.techniques.rotation import is_scaling
+from buildlib.quantize.techniques.rotation import PRODUCTS, is_scaling
 from buildlib.quantize.techniques.scaling import constant_array
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 
@@ -43,7 +43,6 @@ _STEP = 32
 """Channels are added in such steps, as blocks of weights (LPBQ) have that many."""
 _CHUNK_ROWS = 4096
 _LAYOUT = frozenset({"Identity", "Reshape"})
-_PRODUCTS = frozenset({"Gemm", "MatMul"})
 
 
 def find_massive(path: Path) -> Copies:
@@ -221,7 +220,7 @@ class _Stream:
         if node.op_type == "Gather":
             self._place(operand(node, 0), 1)
             return []
-        if node.op_type in _PRODUCTS and is_parameter(operand(node, 1)):
+        if node.op_type in PRODUCTS and is_parameter(operand(node, 1)):
             self._place(operand(node, 1), channel_axis(node, 1) or 0)
             for bias in node.inputs[2:]:
                 if bias is not None:
@@ -270,7 +269,7 @@ class _Stream:
 
 def _is_product(node: ir.Node, index: int) -> bool:
     """Return whether a node multiplies its input with a weight."""
-    return node.op_type in _PRODUCTS and index == 0 and is_parameter(operand(node, 1))
+    return node.op_type in PRODUCTS and index == 0 and is_parameter(operand(node, 1))
 
 
 def _keeps_channels(node: ir.Node) -> bool:
