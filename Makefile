@@ -63,7 +63,7 @@ config-campaign:
 family-defaults:
 	$(REFERENCE) -W ignore -m tools.family_defaults
 
-# Every quantization recipe on the reference model, from weights to the emulator; writes the table of docs/quantization.md.
+# Every quantization recipe on the reference model, from weights to the emulator; writes the table of benchmarks/quantization.md.
 quantization-table:
 	nice -n 10 $(PYTHON) -m tools.quantization_table
 

@@ -2,9 +2,9 @@
 
 Each recipe quantizes the model in a process of its own, and is compared with the model in float
 over held-out text: QDQ on the CPU, and compiled on the emulator. Without a model it is the
-reference model, and the table goes into docs/quantization.md; `--model DIR` prints that of any
-checkpoint, judged by torch where it is installed (`pip install 'qnnfarm[reference]'`), over three
-texts of tools/held_out (English prose, German prose, Python) or yours.
+reference model, and the table goes into benchmarks/quantization.md; `--model DIR` prints that of
+any checkpoint, judged by torch where it is installed (`pip install 'qnnfarm[reference]'`), over
+three texts of tools/held_out (English prose, German prose, Python) or yours.
 """
 
 import argparse
@@ -49,7 +49,7 @@ from harness.pipeline.stage import ModelFolder
 from suites.models import tiny_llama
 
 BEGIN, END = "<!-- written by tools/quantization_table.py -->", "<!-- end of the table -->"
-_DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "quantization.md"
+_DOCUMENT = Path(__file__).resolve().parents[1] / "benchmarks" / "quantization.md"
 _HELD_OUT = Path(__file__).with_name("held_out")
 _TARGET = "SM8750:emulator"
 _NEAREST = "w4a16-rtn"
