@@ -10,13 +10,14 @@ through the entry-point group `qnnfarm.qairt_names`, which has mappings as the o
 """
 
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 
+from buildlib.entry_points import entry_names, load_entry
+
 ROOT = "qairt"
-GROUP = "qnnfarm.qairt_names"
+DOOR = "qairt_names"
 
 _GENAI = "buildlib.genai"
 _SPECULATION = "buildlib.speculative.config"
@@ -92,6 +93,6 @@ def _modules() -> dict[str, ModuleType]:
 
 def _all_names() -> dict[str, Mapping[str, str]]:
     names = dict(_NAMES)
-    for entry in importlib.metadata.entry_points(group=GROUP):
-        names |= entry.load()
+    for name in entry_names(DOOR):
+        names |= load_entry(DOOR, name)
     return names

@@ -1,6 +1,5 @@
 """Device health: use, heat and failures of each device, from its results and its pool's ledger."""
 
-import importlib.metadata
 import re
 import statistics
 from collections import Counter
@@ -9,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from harness.results.device_health import ENTRY_POINTS, DeviceEvent, DeviceHealth
+from buildlib.entry_points import entry_names, load_entry
+from harness.results.device_health import DOOR, DeviceEvent, DeviceHealth
 from harness.results.history import Series
 from harness.results.identity import Subject, container_name, device_name, place
 from harness.results.metrics import LEADING_METRICS, find_metric
@@ -64,8 +64,8 @@ class DeviceUse:
 def read_device_health(pool: Path | None) -> tuple[DeviceHealth, ...]:
     """Ask the installed packages that know a pool."""
     devices: list[DeviceHealth] = []
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        devices += entry.load()(pool)
+    for name in entry_names(DOOR):
+        devices += load_entry(DOOR, name)(pool)
     return tuple(devices)
 
 

@@ -13,8 +13,10 @@ import signal
 import socket
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,6 @@ from harness.devices.adb.connection import ServerAddress, ServerUnreachable, que
 from harness.devices.adb.server import ensure_server
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.device import Device
-from harness.devices.spec import device_types
 from harness.virtual_device import manager
 from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, probe_namespace
 from suites.models import tiny_encoder, tiny_llama
@@ -54,6 +55,7 @@ from tests.repackaged import repackage
 from tests.system import needs
 from tests.waiting import IN_VAIN, PATIENCE_VARIABLE, patience_s
 
+ROOT = Path(__file__).parents[1]
 SOC = "SM8750"
 _APPEARANCE = (
     "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR",
@@ -80,7 +82,10 @@ settings.load_profile("suite")
 
 def pytest_configure() -> None:
     """Refuse to run with an installation that is older than this checkout's entry points."""
-    if "virtual" not in device_types():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for group, declared in project["entry-points"].items():
+        if declared.items() <= {(one.name, one.value) for one in entry_points(group=group)}:
+            continue
         raise pytest.UsageError("entry points are stale: `pip install --no-deps -e .` renews them")
     # Container images set it; each of thousands of processes would compile what it imports.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

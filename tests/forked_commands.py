@@ -17,7 +17,7 @@ from harness.cli import app  # noqa: E402
 
 app.command_line = functools.cache(app.command_line)
 app.command_line()
-for panel in app.PANELS.values():
+for panel in app.panels().values():
     for name in panel:
         app.load_command(name)
 gc.enable()

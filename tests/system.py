@@ -34,10 +34,14 @@ def needs(*names: str) -> None:
     Where `python3 -m tools.test` has installed the packages, a missing one fails the test.
 
     Args:
-        names: Debian packages of `tools.system_packages`, or keys of `CONDITIONS`.
+        names: Debian packages of `tools.system_packages`, keys of `CONDITIONS`, or plugins as
+            `plugins.NAME`.
     """
     for name in names:
-        if name in CONDITIONS:
+        if name.startswith("plugins."):
+            if importlib.util.find_spec(name) is None:
+                pytest.skip(f"needs {name}, which this checkout is without")
+        elif name in CONDITIONS:
             if hint := CONDITIONS[name]():
                 pytest.skip(f"needs {name}: {hint}")
         elif not is_installed(name):

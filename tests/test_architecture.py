@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.first
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("buildlib", "device_scripts", "harness", "reports", "suites")
+PACKAGES = ("buildlib", "device_scripts", "harness", "plugins", "reports", "suites")
 Where = Literal["loading", "in a function", "for types"]
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 

@@ -8,15 +8,15 @@ import pytest
 _ROOT = Path(__file__).parents[1]
 _DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "device_scripts/*.md")
+    for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "device_scripts/*.md", "plugins/*/*.md")
     for path in _ROOT.glob(pattern)
 )
 _FILE = re.compile(
-    r"(?<![\w./{-])(?:buildlib|device_scripts|harness|reports|suites|tests|tools|docs|benchmarks)"
+    r"(?<![\w./{-])(?:buildlib|device_scripts|harness|plugins|reports|suites|tests|tools|docs|benchmarks)"
     r"(?:/[\w-]+)*(?:/[\w.-]+\.(?:py|sh|md|yaml)|/)(?![\w*])"
 )
 _LONGEST_LINE = 100
-_PACKAGES = ("buildlib", "device_scripts", "harness", "reports", "suites")
+_PACKAGES = ("buildlib", "device_scripts", "harness", "plugins", "reports", "suites")
 _CLAUSE = re.compile(
     r'(?:\A|:\n)\s*r?"""(?:What|How|Where|Whether|When|Who|Whose|Those|Everything|Something)\b.*'
 )

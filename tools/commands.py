@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.cli.app import PANELS, load_command
+from harness.cli.app import load_command, panels
 from harness.results.metrics import METRICS, Use
 
 MEASUREMENTS = Path(__file__).parents[1] / "docs" / "measurements.md"
@@ -27,7 +27,7 @@ an error is one line on stderr that says what is wrong, where, and what to do.
 def page() -> str:
     """Return the page as it should be."""
     parts = [_HEAD]
-    for panel, names in PANELS.items():
+    for panel, names in panels().items():
         parts.append(f"\n## {panel}\n\n| command | purpose | example |\n| --- | --- | --- |\n")
         parts += [row for name in names for row in _rows(load_command(name), name)]
     return "".join(parts)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_PRODUCT = ("buildlib/", "device_scripts/", "harness/", "reports/", "suites/")
+_PRODUCT = ("buildlib/", "device_scripts/", "harness/", "plugins/", "reports/", "suites/")
 _EXCUSE = re.compile(r"^Changelog: none\W+\w", re.MULTILINE)
 _TRAILER = re.compile(r"[A-Z][\w-]+: ")
 

@@ -1,4 +1,4 @@
-"""SHA-256 of the code behind a stage: its module, and all that it imports from this package.
+"""SHA-256 of the code behind a stage: its modules, and what they import of ours and of plugins.
 
 Imports are found in the text of the sources, those inside functions too. Parsing the sources would
 take ten times as long, which is felt when a build has nothing else to do; the tests compare both.
@@ -25,11 +25,17 @@ _NAME = re.compile(r"\w+")
 
 
 class CodeDigest:
-    """Digests of the modules of one package; each source is read once, and threads share them."""
+    """Digests of the modules of packages; each source is read once, and threads share them."""
 
-    def __init__(self, package: Path) -> None:
-        self._package = package
-        self._named = re.compile(rf'"({package.name}(?:\.\w+)+)"')
+    def __init__(self, *packages: Path) -> None:
+        """Digest modules of these packages.
+
+        Args:
+            packages: folder of each, or its file if it is a single module.
+        """
+        self._packages = packages
+        names = "|".join(package.stem for package in packages)
+        self._named = re.compile(rf'"((?:{names})(?:\.\w+)+)"')
         self._lock = threading.Lock()
         self._sources: dict[str, tuple[str, frozenset[str]]] = {}
         self._digests: dict[tuple[str, ...], str] = {}
@@ -37,7 +43,7 @@ class CodeDigest:
     def of(self, *modules: str) -> str:
         """Compute the SHA-256 in hex over the sources of `modules` and all that they import.
 
-        A module outside the package adds nothing: versions stand for the code of others.
+        A module outside the packages adds nothing: versions stand for the code of others.
         """
         with self._lock:
             if modules not in self._digests:
@@ -46,7 +52,7 @@ class CodeDigest:
             return self._digests[modules]
 
     def imports(self, module: str) -> frozenset[str]:
-        """Return modules of the package that a module imports itself, with parent packages."""
+        """Return modules of the packages that a module imports itself, with parent packages."""
         return self._source(module)[1]
 
     def _closure(self, modules: Iterable[str]) -> list[str]:
@@ -82,7 +88,7 @@ class CodeDigest:
             yield from self._with_parents(match[1])
 
     def _with_parents(self, module: str) -> Iterator[str]:
-        """Return a module of the package with its parent packages; none for other names."""
+        """Return a module of the packages with its parent packages; none for other names."""
         if module not in self._paths:
             return
         words = module.split(".")
@@ -93,7 +99,8 @@ class CodeDigest:
     def _paths(self) -> dict[str, Path]:
         """Sources by module: one walk costs less than a look at the disk for each name."""
         paths = {}
-        for path in self._package.rglob("*.py"):
-            words = path.relative_to(self._package.parent).with_suffix("").parts
-            paths[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
+        for package in self._packages:
+            for path in (package,) if package.is_file() else package.rglob("*.py"):
+                words = path.relative_to(package.parent).with_suffix("").parts
+                paths[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
         return paths

@@ -15,6 +15,7 @@ from buildlib.cache.key import StageKey
 from buildlib.cache.layout import CacheEntry
 from buildlib.cache.store import StageCache
 from buildlib.cancellation import check_cancelled
+from buildlib.entry_points import plugin_code
 from buildlib.errors import CacheError, InputFileError
 from buildlib.progress import working
 from buildlib.toolchains.base import Toolchain
@@ -128,7 +129,7 @@ class StageRunner:
         self._cache_root = cache_root
         self._on_stage = on_stage
         self._recording = threading.Lock()
-        self._code = CodeDigest(Path(buildlib.__file__).parent)
+        self._code = CodeDigest(Path(buildlib.__file__).parent, *plugin_code())
         self._toolchain_module = type(toolchain).__module__
 
     def entry(self, stage: CachedStage, group: str | None = None) -> CacheEntry:
@@ -177,9 +178,9 @@ class StageRunner:
         return entry
 
     def _key(self, stage: CachedStage) -> StageKey:
-        modules = [type(stage).__module__]
+        modules = stage.modules
         if stage.compiles:
-            modules.append(self._toolchain_module)
+            modules += (self._toolchain_module,)
         versions = self.versions if stage.compiles else {}
         code = self._code.of(*modules)
         return StageKey(stage.operation, stage.options, stage.inputs, versions, code)

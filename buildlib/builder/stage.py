@@ -14,7 +14,7 @@ class CachedStage(ABC):
     """One step from the model folder to the container, kept in the cache under its key.
 
     A stage is a frozen dataclass in a module of its own in `buildlib.builder.stages`. Its key is
-    over all of its declarations, and over the code of its module with all that it imports.
+    over all of its declarations, and over the code of its `modules` with all that they import.
     A field of `CacheEntry` is the output of another stage, and a field `files` maps the names of
     the user's files that it reads to their SHA-256.
 
@@ -51,6 +51,11 @@ class CachedStage(ABC):
         files = vars(self).get("files")
         own = () if files is None else (combined_sha256(files),)
         return (*(entry.hash for entry in self.entries()), *own)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Modules whose code decides its output: its own, and those of plugins that it uses."""
+        return (type(self).__module__,)
 
     def entries(self) -> Iterator[CacheEntry]:
         """Yield the outputs of other stages among its fields."""

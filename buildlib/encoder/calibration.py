@@ -99,7 +99,7 @@ def rounding_technique(options: QuantizationOptions) -> LayerwiseTechnique | Non
         InvalidOptionError: a technique for decoders, or several.
     """
     names = ("gptq",) if options.techniques is None else options.techniques
-    by_name = techniques(options.technique_kwargs)
+    by_name = techniques(options.technique_kwargs, names)
     found = [by_name[name] for name in names]
     if not found:
         return None

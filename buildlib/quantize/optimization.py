@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from buildlib.checkpoint.layout import MODEL_FILE
+from buildlib.entry_points import load_entry
 from buildlib.graph.files import load_model, save_model
-from buildlib.quantize.options import StepName, TechniqueName
+from buildlib.quantize.options import DOOR, StepName, TechniqueName
 from buildlib.quantize.techniques import gptq, seqmse
-from buildlib.quantize.techniques.adascale import AdaScale
 from buildlib.quantize.techniques.arguments import TechniqueArguments
 from buildlib.quantize.techniques.base import FloatModel, WeightTechnique
 from buildlib.quantize.techniques.layerwise import LayerwiseTechnique
@@ -24,12 +24,14 @@ _WIDE = 2048
 _BATCH_TOKENS = 512
 
 
-def techniques(arguments: TechniqueArguments) -> Mapping[StepName, WeightTechnique]:
-    """Return all techniques by name."""
+def techniques(
+    arguments: TechniqueArguments, names: Iterable[StepName]
+) -> Mapping[StepName, WeightTechnique]:
+    """Return techniques by name: those here, and those of `names` that plugins have."""
     seq, first, second = arguments.seqmse, arguments.gptq, arguments.gptaq
     solve_gptq = partial(gptq.solve, arguments=first)
     solve_gptaq = partial(gptq.solve, arguments=second, to_float=True)
-    return {
+    ours: dict[StepName, WeightTechnique] = {
         "spreading": Spreading("spreading"),
         "splitting": Spreading("splitting", rotates=False),
         "scaling": Scaling("scaling"),
@@ -37,8 +39,9 @@ def techniques(arguments: TechniqueArguments) -> Mapping[StepName, WeightTechniq
         "seqmse": LayerwiseTechnique("seqmse", partial(seqmse.solve, arguments=seq)),
         "gptq": LayerwiseTechnique("gptq", solve_gptq, first.damping, math.inf),
         "gptaq": LayerwiseTechnique("gptaq", solve_gptaq, second.damping, second.float_text),
-        "adascale": AdaScale("adascale", arguments.adascale),
     }
+    others = [name for name in names if name not in ours]
+    return ours | {name: load_entry(DOOR, name)(name, getattr(arguments, name)) for name in others}
 
 
 def optimize_weights(
@@ -58,7 +61,7 @@ def optimize_weights(
         progress: told (layers done, layers in all) of each technique.
     """
     arguments = arguments or TechniqueArguments()
-    by_name, windows = techniques(arguments), model.token_windows
+    by_name, windows = techniques(arguments, names), model.token_windows
     n_calibrating = model.n_calibrating
     with tempfile.TemporaryDirectory(dir=folder, prefix=".techniques.") as scratch:
         # Techniques put files beside the model: not into an entry that other builds check.

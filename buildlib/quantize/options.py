@@ -6,12 +6,16 @@ from typing import Annotated, Any, Literal, LiteralString, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from buildlib.entry_points import PREFIX, entry_names
 from buildlib.errors import InvalidOptionError
 from buildlib.quantize.techniques.arguments import TechniqueArguments
 
 TechniqueName = Literal["spinquant", "seqmse", "gptq", "gptaq", "adascale"]
 StepName = Literal["spreading", "splitting", "scaling"] | TechniqueName
 """What changes a float model: a technique, or what is exact and gives bits room."""
+DOOR = "techniques"
+"""Entry points of techniques: each takes its name and its arguments, and is a `WeightTechnique`."""
+BUILT_IN = ("spinquant", "seqmse", "gptq", "gptaq")
 RangeName = Literal["minmax", "percentile", "mse"]
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
@@ -151,8 +155,11 @@ class QuantizationOptions(BaseModel):
 
 
 def check_arguments(options: QuantizationOptions) -> None:
-    """Refuse arguments of techniques that are not applied."""
+    """Refuse techniques that are not here, and arguments of those that are not applied."""
     applied = options.weight_techniques
+    if missing := ", ".join({*applied} - {*BUILT_IN, *entry_names(DOOR)}):
+        reason = f"no installed package has {missing} (entry points `{PREFIX}{DOOR}`)"
+        raise InvalidOptionError("quantization.techniques", reason, ())
     for name in options.technique_kwargs.model_fields_set - {"lpbq", *applied}:
         reason = f"{name} is not applied; the techniques are {', '.join(applied) or 'none'}"
         raise InvalidOptionError(f"quantization.technique_kwargs.{name}", reason, ())

@@ -9,12 +9,13 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import pkgutil
 import re
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
@@ -22,7 +23,10 @@ import typer
 from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
 
+import harness.cli
+from buildlib.entry_points import entry_names, load_entry
 from buildlib.error_base import QnnfarmError
+from buildlib.errors import BuildError
 from buildlib.validation import first_fault
 from harness.cli.completion import join_bash_words
 from harness.console import visible
@@ -33,8 +37,8 @@ from harness.exit_codes import INTERRUPTED, NO_ANSWER, help_text
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter  # exported under no other name
 
-COMMANDS_GROUP = "qnnfarm.commands"
-"""Entry points of commands that other packages have."""
+DOOR = "commands"
+"""Entry points of commands that plugins and other packages have."""
 PANELS = MappingProxyType({
     "Start here": {
         "demo": "Build, run, measure and report a model on virtual devices.",
@@ -88,7 +92,7 @@ PANELS = MappingProxyType({
     },
 })  # fmt: skip
 """Commands by panel of the help. NAME is function or group (`app`) of `harness/cli/NAME.py`, which
-is imported when it is asked for; if there is none, an entry point of `COMMANDS_GROUP`."""
+is imported when it is asked for; else an entry point: without one, the help does not show it."""
 _SECTIONS = MappingProxyType({
     "Device": ("device", "pool", "runtime", "wait", "push"),
     "Dialog": (
@@ -124,7 +128,7 @@ class _Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(**attributes)
-        self.commands = {name: TyperCommand(name) for panel in PANELS.values() for name in panel}
+        self.commands = {name: TyperCommand(name) for rows in panels().values() for name in rows}
 
     def get_command(self, ctx: "Context", cmd_name: str) -> "Command | None":
         """Import the command of a name; None if there is none."""
@@ -138,17 +142,25 @@ class _Commands(TyperGroup):
     def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Write the panels, and the commands that other packages add."""
         del ctx
-        others = sorted(_entry_points().names - self.commands.keys())
-        panels = {**PANELS, "Others": {name: _summary(name) for name in others}}
-        for panel, summaries in panels.items():
+        others = {name: _summary(name) for name in entry_names(DOOR) if name not in self.commands}
+        for panel, summaries in {**panels(), "Others": others}.items():
             if summaries:
                 rows = [(name.ljust(_WIDEST), summary) for name, summary in summaries.items()]
                 with formatter.section(panel):
                     formatter.write_dl(rows)
 
 
-def _entry_points() -> importlib.metadata.EntryPoints:
-    return importlib.metadata.entry_points(group=COMMANDS_GROUP)
+def panels() -> Mapping[str, Mapping[str, str]]:
+    """Return `PANELS` without the commands of plugins that are not installed."""
+    here = {*entry_names(DOOR), *(one.name for one in pkgutil.iter_modules(harness.cli.__path__))}
+    return {
+        panel: {name: text for name, text in rows.items() if {name, _module(name)} & here}
+        for panel, rows in PANELS.items()
+    }
+
+
+def _module(command: str) -> str:
+    return command.replace("-", "_")
 
 
 def _summary(name: str) -> str:
@@ -178,14 +190,14 @@ def load_command(name: str) -> "Command | None":
     """Import a command or a group of commands by its name; None if there is none."""
     above = typer.Typer(rich_markup_mode=None, context_settings=_SETTINGS)
     above.callback()(_options)
-    function = name.replace("-", "_")
+    function = _module(name)
     module = f"harness.cli.{function}"
     implementation: object
     if any(name in panel for panel in PANELS.values()) and importlib.util.find_spec(module):
         content = vars(importlib.import_module(module))
         implementation = content.get("app") or content[function]
-    elif entries := _entry_points().select(name=name):
-        implementation = _load(next(iter(entries)))
+    elif name in entry_names(DOOR):
+        implementation = _load(name)
     else:
         return None
     if isinstance(implementation, typer.Typer):
@@ -198,19 +210,18 @@ def load_command(name: str) -> "Command | None":
     return group.commands[name]
 
 
-def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., object]:
+def _load(name: str) -> object:
     """Load an entry point's command; a broken one says so when it is called."""
     try:
-        command: Callable[..., object] = entry.load()
-    except Exception as error:  # noqa: BLE001  (an import can raise anything)
-        reason = f"the command {entry.name} ({entry.value}) cannot be loaded: {error}"
+        return load_entry(DOOR, name)
+    except BuildError as error:
+        reason = str(error)
 
         def broken() -> None:
             raise WrongUseError(reason)
 
-        broken.__doc__ = f"Cannot be loaded: {error}"
+        broken.__doc__ = reason
         return broken
-    return command
 
 
 def command_line() -> "Command":

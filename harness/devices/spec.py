@@ -5,13 +5,13 @@ the entry-point group `qnnfarm.device_types`: the entry's name is the type's, it
 `DeviceType`.
 """
 
-import importlib.metadata
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, Self
 
+from buildlib.entry_points import entry_names, load_entry
 from harness.devices.device import Device
 from harness.devices.local import LocalTransport
 from harness.errors import DeviceUnsupportedError, WrongUseError
@@ -19,7 +19,7 @@ from harness.errors import DeviceUnsupportedError, WrongUseError
 if TYPE_CHECKING:  # `Devices` opens specs through their types
     from harness.devices.devices import Devices
 
-GROUP = "qnnfarm.device_types"
+DOOR = "device_types"
 _HOST = r"(?:[A-Za-z0-9_.-]{1,64}@)?[A-Za-z0-9_\[][A-Za-z0-9_.:\[\]%-]{0,254}"
 
 
@@ -237,6 +237,6 @@ def device_types() -> Mapping[str, DeviceType]:
         "linux": LinuxType(),
         "local": LocalType(),
     }
-    for entry in sorted(importlib.metadata.entry_points(group=GROUP)):
-        types.setdefault(entry.name, entry.load())
+    for name in entry_names(DOOR):
+        types.setdefault(name, load_entry(DOOR, name))
     return types

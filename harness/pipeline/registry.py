@@ -4,15 +4,15 @@ A package offers its own stages through the entry-point group `qnnfarm.pipeline_
 name is the stage's, its object the class.
 """
 
-import importlib.metadata
 import re
 from collections.abc import Callable, Mapping
 from typing import ClassVar, TypeVar
 
+from buildlib.entry_points import entry_names, load_entry
 from harness.errors import WrongUseError
 from harness.pipeline.stage import AnyStage, Stage
 
-GROUP = "qnnfarm.pipeline_stages"
+DOOR = "pipeline_stages"
 BUILT_IN = ("model_loader", "quantization_opt", "quantization", "genai_builder")
 """Stages of this project, in the order in which they run."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -35,7 +35,7 @@ class StageRegistry:
             raise WrongUseError(
                 f"stage {name!r}: a name has lower-case letters, digits and underscores"
             )
-        if name in importlib.metadata.entry_points(group=GROUP).names:
+        if name in entry_names(DOOR):
             raise WrongUseError(f"stage {name!r}: there is one of that name; choose another")
         self._registered[name] = _checked(name, stage)
 
@@ -45,19 +45,10 @@ class StageRegistry:
 
     def stages(self) -> Mapping[str, type[AnyStage]]:
         """Return every stage by name, those of this project first."""
-        entries = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
-        names = dict.fromkeys((*(name for name in BUILT_IN if name in entries), *sorted(entries)))
-        return {name: _load(entries[name]) for name in names} | self._registered
-
-
-def _load(entry: importlib.metadata.EntryPoint) -> type[AnyStage]:
-    try:
-        return _checked(entry.name, entry.load())
-    except WrongUseError:
-        raise
-    except Exception as error:  # an import can raise anything
-        reason = f"stage {entry.name} ({entry.value}) cannot be loaded: {error}"
-        raise WrongUseError(reason) from error
+        here = entry_names(DOOR)
+        names = dict.fromkeys((*(name for name in BUILT_IN if name in here), *here))
+        found = {name: _checked(name, load_entry(DOOR, name)) for name in names}
+        return found | self._registered
 
 
 def _checked(name: str, stage: object) -> type[AnyStage]:

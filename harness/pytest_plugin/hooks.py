@@ -22,7 +22,7 @@ _MARKER = (
     "device(soc=None, hexagon=None, type=None, name=None, tags=(), free_bytes=0, count=1): what "
     "the devices of a test must be; tests for which there are none are skipped (qnnfarm)."
 )
-_PACKAGES = [Path(__file__).parents[2] / name for name in ("buildlib", "harness")]
+_PACKAGES = [Path(__file__).parents[2] / name for name in ("buildlib", "harness", "plugins")]
 _SCOPE_MISMATCH = re.compile(r"ScopeMismatch: .*function scoped fixture (\w+)")
 _OF_ONE_TEST = ("container", "device", "devices", "recording", "record_measurement", "session")
 _PROPERTIES = pytest.StashKey[Iterable[tuple[str, object]]]()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-ENTRY_POINTS = "qnnfarm.device_health"
+DOOR = "device_health"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,17 @@ name is the runtime's, its object a module as `RuntimeModule` has it.
 """
 
 import importlib
-import importlib.metadata
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, cast
 
+from buildlib.entry_points import entry_names, load_entry
 from harness.errors import WrongUseError
 from harness.runtimes.base import Model, Runtime
 
-GROUP = "qnnfarm.runtimes"
+DOOR = "runtimes"
 DEFAULT_RUNTIME = "genie"
 _MODULES: Mapping[str, str] = MappingProxyType(
     {
@@ -50,8 +50,7 @@ class RuntimeModule(Protocol):
 @cache
 def runtimes() -> tuple[str, ...]:
     """Return the names of all runtimes, the default first."""
-    entries = importlib.metadata.entry_points(group=GROUP)
-    return tuple(dict.fromkeys((*_MODULES, *sorted(entry.name for entry in entries))))
+    return tuple(dict.fromkeys((*_MODULES, *entry_names(DOOR))))
 
 
 def check_runtime(name: str) -> str:
@@ -70,8 +69,8 @@ def find_runtime(name: str) -> RuntimeModule:
     """Import the module of a runtime."""
     if name in _MODULES:
         return cast("RuntimeModule", importlib.import_module(_MODULES[name]))
-    for entry in importlib.metadata.entry_points(group=GROUP, name=name):
-        return cast("RuntimeModule", entry.load())
+    if name in entry_names(DOOR):
+        return cast("RuntimeModule", load_entry(DOOR, name))
     raise WrongUseError(f"no runtime is called {name[:40]!r}: there are {', '.join(runtimes())}")
 
 

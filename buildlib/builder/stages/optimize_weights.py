@@ -20,9 +20,10 @@ from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
+from buildlib.entry_points import entry_modules
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.optimization import optimize_weights
-from buildlib.quantize.options import QuantizationOptions, StepName
+from buildlib.quantize.options import DOOR, QuantizationOptions, StepName
 from buildlib.quantize.techniques.base import FloatModel
 
 
@@ -60,6 +61,10 @@ class OptimizeWeights(CachedStage):
             "calibration_sha256": text_sha256(text) if text else None,
             "calibration_tokens": self.quantization.calibration_tokens,
         }
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return *super().modules, *entry_modules(DOOR, self.quantization.weight_techniques)
 
     @property
     def steps(self) -> tuple[StepName, ...]:

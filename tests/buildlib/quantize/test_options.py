@@ -1,7 +1,10 @@
 """Recipes of quantization by name."""
 
+from importlib.metadata import EntryPoints
+
 import pytest
 
+from buildlib import entry_points
 from buildlib.builder.build_options import BuildOptions
 from buildlib.errors import InvalidOptionError
 from buildlib.quantize.bitwidths import Bitwidths
@@ -13,10 +16,17 @@ RECIPE = "quantization.recipe"
 VENDORS = ("LPBQ_SeqMSE", "SpinQuant_AdaScale")
 
 
+def test_a_technique_without_its_plugin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_points, "installed", lambda _: EntryPoints(()))
+    options = QuantizationOptions.model_validate({"techniques": ["gptq", "adascale"]})
+    with pytest.raises(InvalidOptionError, match=r"no installed package has adascale"):
+        check_arguments(options)
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_asked_for(name: str) -> None:
     options = BuildOptions().with_options({RECIPE: name}).quantization
-    assert set(options.weight_techniques) <= techniques(TechniqueArguments()).keys()
+    assert set(options.weight_techniques) <= {"adascale", *techniques(TechniqueArguments(), ())}
     bits = Bitwidths.from_options(options)
     assert f"w{bits.param_bitwidth}" in name or name in VENDORS
 

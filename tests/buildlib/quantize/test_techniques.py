@@ -52,6 +52,7 @@ FOUR, WIDTH = WeightFormat(4), 160
 FORMATS = [FOUR, WeightFormat(4, 16), WeightFormat(8)]
 QUICK = TechniqueArguments(adascale=AdaScaleArguments(num_iterations=48, learning_rate=0.005))
 GPTAQ = partial(gptq.solve, to_float=True)
+TRAINING = pytest.mark.needs("plugins.training")
 SOLVERS: dict[str, Solver] = {"gptq": gptq.solve, "gptaq": GPTAQ, "seqmse": seqmse.solve}
 
 
@@ -287,7 +288,6 @@ def test_arguments_reach_the_techniques(
     folder = make_checkpoint(tmp_path / "model", num_hidden_layers=1)
     model = float_model(folder, Bitwidths(param_bitwidth=4))
     weights = partial(optimized_weight, model, tmp_path, "0.self_attn.v_proj")
-    quick: dict[str, object] = {"num_iterations": 3, "learning_rate": 0.05}
     changes: list[tuple[TechniqueName, dict[str, object]]] = [
         ("spinquant", {"seed": 1}),
         ("seqmse", {"num_candidates": 2}),
@@ -295,12 +295,8 @@ def test_arguments_reach_the_techniques(
         ("gptaq", {"damping": 0.5}),
         ("gptaq", {"act_order": False}),
         ("gptaq", {"num_batches": 1}),
-        ("adascale", quick | {"num_iterations": 4}),
-        ("adascale", quick | {"learning_rate": 0.1}),
-        ("adascale", quick | {"seed": 5}),
     ]
-    plain = {"adascale": quick}
-    default = {name: weights(name, **plain.get(name, {})) for name in dict(changes)}
+    default = {name: weights(name) for name in dict(changes)}
     for name, arguments in changes:
         assert np.abs(weights(name, **arguments) - default[name]).max() > 0, arguments
     same = weights("gptq", block_size=5) - default["gptq"]
@@ -335,7 +331,13 @@ def test_ranges_observed_on_the_way_are_those_of_the_model_made(
 
 
 @pytest.mark.parametrize(
-    ("technique", "block"), [("seqmse", None), ("gptaq", 32), ("adascale", None), ("adascale", 32)]
+    ("technique", "block"),
+    [
+        ("seqmse", None),
+        ("gptaq", 32),
+        pytest.param("adascale", None, marks=TRAINING),
+        pytest.param("adascale", 32, marks=TRAINING),
+    ],
 )
 def test_weights_on_their_grids_become_the_same_integers(
     technique: TechniqueName,
@@ -395,7 +397,7 @@ def test_patterns_choose_the_bits_of_weights(tiny: Path, tmp_path: Path) -> None
         complete_encodings(model.path, Encodings(), model.config, (), wrong.bits)
 
 
-@pytest.mark.parametrize("technique", ["gptq", "adascale"])
+@pytest.mark.parametrize("technique", ["gptq", pytest.param("adascale", marks=TRAINING)])
 def test_a_weight_outside_the_layers_stays_as_it_is(
     technique: TechniqueName, four_bits: FloatModel, tmp_path: Path
 ) -> None:
@@ -432,15 +434,6 @@ def test_models_with_encodings_are_not_rotated(four_bits: FloatModel, tmp_path: 
 def nearest_model(model: FloatModel, folder: Path) -> FloatModel:
     folder.mkdir()
     return LayerwiseTechnique("nearest", to_nearest).optimize(model, folder)
-
-
-def test_learned_scales_bring_the_logits_near_those_in_float(
-    four_bits: FloatModel, tmp_path: Path
-) -> None:
-    found = optimized(four_bits, tmp_path / "learned", "adascale")
-    nearest = nearest_model(four_bits, tmp_path / "nearest")
-    errors = [np.square(logits(one) - logits(four_bits)).mean() for one in (found, nearest)]
-    assert errors[0] < 0.6 * errors[1]
 
 
 def test_four_bits_close_half_of_the_gap_to_float(trained: Path, tmp_path: Path) -> None:

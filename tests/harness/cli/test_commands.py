@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli.app import PANELS, build_app, load_command
+from harness.cli.app import build_app, load_command, panels
 from harness.cli.doctor import examine
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress
@@ -42,7 +42,7 @@ from tools.commands import PAGE, page
 
 def all_commands() -> Iterator[tuple[str, ...]]:
     yield ()
-    for name in (name for panel in PANELS.values() for name in panel):
+    for name in (name for panel in panels().values() for name in panel):
         yield (name,)
         for below in getattr(load_command(name), "commands", {}):
             yield name, below

@@ -11,6 +11,8 @@ from typing import Any
 import onnx
 import pytest
 
+from buildlib import entry_points
+from buildlib.errors import BuildError
 from harness.errors import ConfigFileError, WrongUseError
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.observers import (
@@ -20,7 +22,7 @@ from harness.pipeline.observers import (
     StageStarted,
     StageStep,
 )
-from harness.pipeline.registry import StageRegistry, register_stage
+from harness.pipeline.registry import DOOR, StageRegistry, register_stage
 from harness.pipeline.stage import (
     ModelFolder,
     Stage,
@@ -185,21 +187,21 @@ def test_a_stages_keys_are_checked_as_all_others(tmp_path: Path) -> None:
 def test_an_installed_packages_stage_is_found_by_its_entry_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    group = "qnnfarm.pipeline_stages"
+    group = f"{entry_points.PREFIX}{DOOR}"
     own = importlib.metadata.EntryPoint("tally", f"{__name__}:Tally", group)
     broken = importlib.metadata.EntryPoint("lost", "no.such.module:Stage", group)
-    real = importlib.metadata.entry_points
-    monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda **given: [*real(**given), own],
-    )  # fmt: skip
+    real = importlib.metadata.entry_points(group=group)
+    both = importlib.metadata.EntryPoints((*real, own))
+    monkeypatch.setattr(entry_points, "installed", lambda _: both)
     monkeypatch.setitem(__import__("sys").modules, __name__, __import__("types").SimpleNamespace(
         Tally=type("Tally", (Count,), {"name": ""})
     ))  # fmt: skip
     names = list(StageRegistry().stages())
     assert names[:4] == ["model_loader", "quantization_opt", "quantization", "genai_builder"]
     assert "tally" in names
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [broken])
-    with pytest.raises(WrongUseError, match=r"stage lost .*cannot be loaded"):
+    lost = importlib.metadata.EntryPoints((broken,))
+    monkeypatch.setattr(entry_points, "installed", lambda _: lost)
+    with pytest.raises(BuildError, match=r"lost of qnnfarm.pipeline_stages .*cannot be loaded"):
         StageRegistry().stages()
 
 

@@ -14,7 +14,7 @@ from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.numerics.segment_loop import SegmentLoop
-from buildlib.quantize.gradients import Array, Differentiable
+from plugins.training.gradients import Array, Differentiable
 from tests.buildlib import families
 
 # One for each form of norm, activation, rotation and attention.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from buildlib.errors import InputFileError
 from buildlib.files import atomic_path
-from buildlib.training.frozen_model import FrozenModel
+from plugins.training.frozen_model import FrozenModel
 
 SAVE_EVERY_S = 20.0
 _FLOOR = 0.1

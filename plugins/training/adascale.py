@@ -29,7 +29,6 @@ from buildlib.numerics.runners import Port
 from buildlib.numerics.segment_loop import Hidden, SegmentLoop
 from buildlib.progress import tell
 from buildlib.quantize.bitwidths import WeightFormat
-from buildlib.quantize.gradients import Differentiable
 from buildlib.quantize.grids import ParameterUse, channel_axis
 from buildlib.quantize.recipe import check_blocks, weight_format
 from buildlib.quantize.techniques.arguments import AdaScaleArguments
@@ -37,6 +36,7 @@ from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.layerwise import open_uses, with_weights
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 from buildlib.quantize.weight_grids import Weights, encode_steps, fit_steps, round_to, stored_steps
+from plugins.training.gradients import Differentiable
 
 Array = npt.NDArray[Any]
 _THREADED_WEIGHTS = 1 << 22

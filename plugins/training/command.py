@@ -20,8 +20,8 @@ from harness.errors import WrongUseError, one_line
 from harness.words import pluralize
 
 if TYPE_CHECKING:
-    from buildlib.training.descent import Descent, Watcher
-    from buildlib.training.frozen_model import FrozenModel
+    from plugins.training.descent import Descent, Watcher
+    from plugins.training.frozen_model import FrozenModel
 
 app = typer.Typer(
     help="Train what speculation needs beside a model, which itself stays as it is.",
@@ -86,7 +86,7 @@ def forecast(
         raise WrongUseError(f"{out} cannot be written: name a file that ends in .safetensors")
 
     def train(model: "FrozenModel", descent: "Descent", watcher: "Watcher") -> float:
-        from buildlib.training.forecast import ForecastRecipe, train_forecast
+        from plugins.training.forecast import ForecastRecipe, train_forecast
 
         recipe = ForecastRecipe(forecast_tokens=tokens, prefix_length=prefix)
         return train_forecast(model, recipe, descent, watcher, out)
@@ -115,7 +115,7 @@ def draft(
         raise WrongUseError(f"{out} holds something else than a draft head: name another folder")
 
     def train(model: "FrozenModel", descent: "Descent", watcher: "Watcher") -> float:
-        from buildlib.training.draft_head import DraftRecipe, train_draft
+        from plugins.training.draft_head import DraftRecipe, train_draft
 
         trained, rate = train_draft(model, DraftRecipe(), descent, watcher)
         trained.save(options.model_dir, out)
@@ -178,8 +178,8 @@ def _begin(
     """
     import torch
 
-    from buildlib.training.descent import Budget, Descent
-    from buildlib.training.frozen_model import FrozenModel
+    from plugins.training.descent import Budget, Descent
+    from plugins.training.frozen_model import FrozenModel
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:

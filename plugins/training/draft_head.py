@@ -28,8 +28,8 @@ from buildlib.speculative.draft_model import (
     export_draft,
     head_config,
 )
-from buildlib.training.descent import Descent, Watcher
-from buildlib.training.frozen_model import FrozenModel, additive, cache_of
+from plugins.training.descent import Descent, Watcher
+from plugins.training.frozen_model import FrozenModel, additive, cache_of
 
 _LAYER = "model.layers.0."
 _NORM = "model.norm."

@@ -14,11 +14,11 @@ from safetensors.torch import load_file  # noqa: E402
 from buildlib.errors import InputFileError, ModelFileError  # noqa: E402
 from buildlib.speculative.draft_model import DraftHead  # noqa: E402
 from buildlib.speculative.ssd_tensors import SsdTensors  # noqa: E402
-from buildlib.training import descent as descents  # noqa: E402
-from buildlib.training.descent import Budget, Descent  # noqa: E402
-from buildlib.training.draft_head import DraftRecipe, train_draft  # noqa: E402
-from buildlib.training.forecast import ForecastRecipe, train_forecast  # noqa: E402
-from buildlib.training.frozen_model import FrozenModel  # noqa: E402
+from plugins.training import descent as descents  # noqa: E402
+from plugins.training.descent import Budget, Descent  # noqa: E402
+from plugins.training.draft_head import DraftRecipe, train_draft  # noqa: E402
+from plugins.training.forecast import ForecastRecipe, train_forecast  # noqa: E402
+from plugins.training.frozen_model import FrozenModel  # noqa: E402
 from tests.buildlib.families import family_config, write_checkpoint  # noqa: E402
 
 BUDGET = Budget(steps=6, seconds=600, texts=16)

@@ -21,9 +21,9 @@ from buildlib.speculative.ssd_tensors import (  # noqa: E402
     prefix_key,
     prefix_value,
 )
-from buildlib.training.draft_head import TrainableHead  # noqa: E402
-from buildlib.training.forecast import Forecaster, ForecastRecipe, graph_keys  # noqa: E402
-from buildlib.training.frozen_model import FrozenModel  # noqa: E402
+from plugins.training.draft_head import TrainableHead  # noqa: E402
+from plugins.training.forecast import Forecaster, ForecastRecipe, graph_keys  # noqa: E402
+from plugins.training.frozen_model import FrozenModel  # noqa: E402
 from tests.buildlib.families import FIXTURES, family_config, write_checkpoint  # noqa: E402
 
 FAMILIES = sorted(

@@ -18,8 +18,8 @@ from buildlib.checkpoint.config import DecoderConfig
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.rope import rotation_length
 from buildlib.speculative.ssd_tensors import FORECAST_EMBEDDING, prefix_key, prefix_value
-from buildlib.training.descent import Descent, Watcher
-from buildlib.training.frozen_model import FrozenModel, cache_of
+from plugins.training.descent import Descent, Watcher
+from plugins.training.frozen_model import FrozenModel, cache_of
 
 _EMBEDDING = "embedding"
 _MOST_SCORES = 1 << 25

@@ -1,0 +1,1 @@
+"""Plugins, a folder each, which the core does without; `pyproject.toml` attaches them."""
