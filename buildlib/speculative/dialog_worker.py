@@ -31,17 +31,6 @@ def answer(request: bytes) -> dict[str, Any]:
     return {"genie": genie.version(), "answers": texts}
 
 
-def trace(request: bytes) -> object:
-    """Return the same as `answer`, and the calls of graphs meanwhile."""
-    from buildlib.container.genie_config import GenieConfig
-    from buildlib.speculative.kv_trace import KvTracer
-
-    (text,) = json.loads(request)["dialogs"]
-    tracer = KvTracer(GenieConfig.from_json(text))
-    answers = answer(request)
-    return {"answers": answers["answers"], "calls": tracer.calls}
-
-
 class GenieLibrary:
     """The installed libGenie."""
 
@@ -79,4 +68,4 @@ class GenieLibrary:
 
 
 if __name__ == "__main__":
-    serve({"answer": answer, "trace": trace}, sys.argv[1:])
+    serve({"answer": answer}, sys.argv[1:])

@@ -88,7 +88,7 @@ PANELS = MappingProxyType({
         "libraries": "List and fetch the libraries for devices.",
         "bundle": "List the files that a run would push.",
         "config": "Check Genie configurations.",
-        "debug": "Trace KV caches and compare tensors.",
+        "debug": "Compare tensors, call by call.",
     },
 })  # fmt: skip
 """Commands by panel of the help. NAME is function or group (`app`) of `harness/cli/NAME.py`, which

@@ -1,9 +1,8 @@
-"""`qnnfarm debug`: KV caches and tensors of a container's graphs, call by call."""
+"""`qnnfarm debug`: tensors of a container's graphs, call by call."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,65 +12,19 @@ from buildlib.builder.model_place import find_model
 from buildlib.container.container import GenAIContainer
 from buildlib.graph.shape import GraphShape
 from buildlib.replay import optimized_model
-from buildlib.speculative.agreement import bound_lookahead, bound_turns
-from buildlib.speculative.kv_trace import Commit, GraphCall, find_commits, trace_dialog
 from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json
-from harness.cli.completion import complete_containers
 from harness.cli.device_lease import open_session
 from harness.cli.groups import with_groups
-from harness.console import answers, print_json, print_remark, print_rows, print_text
-from harness.errors import WrongUseError
+from harness.console import answers, print_json, print_remark, print_rows
 from harness.exit_codes import BAD
 from harness.runtimes.base import GenerationRequest
 from harness.runtimes.graph.runtime import GraphRuntime
 from harness.runtimes.graph.tensors import Deviation, FloatReference
 from harness.runtimes.registry import open_model
 
-app = typer.Typer(help="Diagnoses of caches and tensors, call by call.", no_args_is_help=True)
+app = typer.Typer(help="Diagnoses of tensors, call by call.", no_args_is_help=True)
 
 Prompt = Annotated[str, typer.Option(help="Prompt of the query.")]
-
-
-@app.command("kv")
-def kv(
-    container_dir: Annotated[
-        Path, typer.Argument(help="Container for the emulator.", autocompletion=complete_containers)
-    ],
-    prompt: Prompt = "In the beginning",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 8,
-    json: Json = False,
-) -> None:
-    """Show which row of which graph call Genie keeps in each column of its KV cache.
-
-    The first part with caches is shown. After a call Genie adds columns: they are sound if they are
-    rows of that call, from the first on, and each row saw those before it and no other.
-
-    Example: qnnfarm debug kv CONTAINER_DIR --max-tokens 8
-    """
-    container = GenAIContainer.load(container_dir)
-    config = bound_turns(container.genie_config, max_tokens)
-    target = container.metadata.target
-    if not target.emulator:
-        reason = "calls are traced on the emulator alone"
-        raise WrongUseError(f"{container_dir} is for {target.name}: {reason}")
-    config = bound_lookahead(config, container.path, [prompt], max_tokens)
-    text, calls = trace_dialog(container.path, config, prompt)
-    commits = list(find_commits(calls, config))
-    if json:
-        print_json(
-            {
-                "text": text,
-                "calls": [asdict(call) for call in calls],
-                "commits": [
-                    {"call": one.call.number, "columns": one.columns, "sound": one.is_sound}
-                    for one in commits
-                ],
-            }
-        )
-    else:
-        _show(text, calls, commits)
-    if not all(one.is_sound for one in commits):
-        raise typer.Exit(BAD)
 
 
 @app.command("tensor")
@@ -177,30 +130,3 @@ def _show_deviations(deviations: Sequence[Deviation], bound: float) -> None:
     else:
         where = "" if worst.layer is None else f", in layer {worst.layer}"
         console.print(f"the first below {bound:g} dB is {worst.name}{where}", style="red")
-
-
-def _show(text: str, calls: Sequence[GraphCall], commits: Sequence[Commit]) -> None:
-    console = answers()
-    after = {one.call.number: one for one in commits}
-    for call in calls:
-        console.print(f"call {call.number}: engine {call.engine}, {call.graph}")
-        if call.ids is not None:
-            console.print(f"  ids        {' '.join(map(str, call.ids))}")
-        places = ("?" if place is None else str(place) for place in call.positions)
-        console.print(f"  positions  {' '.join(places)}")
-        console.print(f"  cache      {_columns(call.columns)}")
-        commit = after.get(call.number)
-        if commit is not None:
-            style = None if commit.is_sound else "red"
-            verdict = "" if commit.is_sound else ": not its accepted rows"
-            console.print(f"  added      {_columns(commit.columns)}{verdict}", style=style)
-    print_text(text)
-
-
-def _columns(columns: Mapping[int, tuple[int, int] | None]) -> str:
-    """Show columns as `column<-call.row`, with `?` for a column that no call gave."""
-    cells = (
-        f"{column}<-{'?' if origin is None else f'{origin[0]}.{origin[1]}'}"
-        for column, origin in columns.items()
-    )
-    return " ".join(cells) or "empty"

@@ -15,7 +15,6 @@ from buildlib.speculative.config import (
     SsdBuilderConfig,
 )
 from harness.devices.device import Device
-from harness.exit_codes import GOOD
 from harness.runtimes.registry import open_model
 from harness.workloads.dialog import Dialog
 from harness.workloads.generate import Generate
@@ -23,8 +22,8 @@ from harness.workloads.session import Session
 from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
 from tests.builders import builder_for
-from tests.command_line import qnnfarm
 from tests.suites.user_pytest import run_pytest
+from tools.kv_trace import find_commits, trace_dialog
 
 MODEL = tiny_llama.folder()
 SSD = SsdBuilderConfig(ssd_tensor_file=MODEL / "ssd" / "ssd_tensor.safetensors")
@@ -59,9 +58,11 @@ def run_suite(
     """Build a container that speculates, and run its suite; return what pytest printed."""
     container = build(how, cache, model)
     assert container.genie_config.dialog.type != "basic"
-    traced = qnnfarm("debug", "kv", container.path, "--prompt=And God said", "--max-tokens=12")
-    assert traced.returncode == GOOD, traced.stdout
-    assert traced.stdout.count("  added  ") > 2
+    config = container.genie_config.with_dialog(max_num_tokens=12)
+    _, calls = trace_dialog(container.path, config, "And God said")
+    commits = list(find_commits(calls, config))
+    assert len(commits) > 2
+    assert all(one.is_sound for one in commits)
     compared = container.metadata.speculation
     assert compared is not None
     assert (compared.differing, compared.prompts, compared.tokens) == (0, 3, 24)

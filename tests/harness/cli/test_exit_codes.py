@@ -122,7 +122,6 @@ TABLE: tuple[tuple[int, str, str], ...] = (
     (NO_ANSWER, "compare a b --metric prompt_tokens", "compare prefill_tokens_per_s"),
     (NO_ANSWER, "config check nothing", "nothing"),
     (NO_ANSWER, "config check dialgo.json", "did you mean dialog?"),
-    (NO_ANSWER, "debug kv nothing", ""),
     (NO_ANSWER, "debug tensor nothing --reference nothing", ""),
     (NO_ANSWER, "demo --no-such-option", "--no-such-option"),
     (NO_ANSWER, "demo --out empty.txt", "empty.txt"),

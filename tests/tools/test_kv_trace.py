@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.genie_check import random_text
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Ssd
-from buildlib.speculative.kv_trace import GraphCall, find_commits, trace_dialog
+from tools.kv_trace import GraphCall, find_commits, main, trace_dialog
 
 PROMPT = "In the beginning"
+WRONG = ": not its accepted rows"
 TREE = ((0,), (0, 1), (0, 2), (0, 2, 3))
 """Of four rows: 1 and 2 are candidates after 0, and 3 comes after 2."""
 
@@ -65,3 +67,26 @@ def test_a_plain_dialog_keeps_each_token_it_was_fed(tiny_bundle: Path) -> None:
     assert list(first.columns.items()) == [(n, (1, n)) for n in range(fed)]
     assert [list(one.columns.items()) for one in later] == [[(fed, (2, 0))], [(fed + 1, (3, 0))]]
     assert all(one.is_sound for one in (first, *later))
+
+
+def test_a_draft_that_is_never_rejected_is_kept_rightly(
+    checked_dialogs: dict[str, GenAIContainer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(checked_dialogs["right"].path)
+    assert main([folder, "--prompt", random_text(0, 6), "--max-tokens", "4"]) == 0
+    told = capfd.readouterr().out
+    assert {"engine 0", "engine 1"} <= {
+        line.split(": ")[-1].split(",")[0] for line in told.splitlines()
+    }
+    assert told.count("  added  ") > 2
+    assert WRONG not in told
+
+
+@pytest.mark.parametrize("kind", ["spd", "lade"])
+def test_rejected_rows_and_a_warm_up_are_kept_wrongly(
+    kind: str, checked_dialogs: dict[str, GenAIContainer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Once a wheel mends one of them, this fails, and its refusal has ended before."""
+    folder = str(checked_dialogs[kind].path)
+    assert main([folder, "--prompt", random_text(0, 6), "--max-tokens", "4"]) == 1
+    assert WRONG in capfd.readouterr().out

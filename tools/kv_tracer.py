@@ -1,28 +1,24 @@
-"""Trace of Genie's KV cache: which row of which graph call each column comes from.
+"""Child process of `tools.kv_trace`: a dialog whose graph calls are noted.
 
-Genie copies rows of a call's outputs into the columns of its caches, and a mask opens those that
-the next call may see. Here `QnnGraph_execute` of the backend is replaced, through its interface
-table, by a function that notes the inputs of each call. No library is changed. Keys of the last
-layer of the first part with caches tell the columns apart: they depend on all tokens before.
+`QnnGraph_execute` of the backend is replaced, through its interface table, by a function that notes
+the inputs of each call. No library is changed.
 """
 
 import ctypes as c
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter
 
 from buildlib.container.genie_config import GenieConfig
 from buildlib.graph import interface
-from buildlib.speculative.agreement import dialog_limit_s
-from buildlib.toolchains.child_process import Step, run_step
+from buildlib.speculative.dialog_worker import answer
+from buildlib.toolchains.child_process import serve
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.toolchains.qnn import structures as qnn
 from buildlib.toolchains.qnn.api import BackendFunction, FunctionTable, load_backend
@@ -36,102 +32,20 @@ _EXECUTE = c.CFUNCTYPE(
     c.c_void_p, c.c_void_p,
 )  # fmt: skip
 _RETRIEVE = c.CFUNCTYPE(c.c_uint64, c.c_void_p, c.c_char_p, c.POINTER(c.c_void_p))
-_WORKER = "buildlib.speculative.dialog_worker"
 _KEY = re.compile(r"past_key_(\d+)_in")
 _NEAR = 0.02
-_CLOSED = (-1, -1)
 Tensors = Mapping[str, qnn.QnnTensor]
 
 
-@dataclass(frozen=True, slots=True)
-class GraphCall:
-    """A call of a graph with caches.
-
-    Attributes:
-        engine: number of the context that the graph is in, in the order of their first graphs.
-        ids: tokens of its rows; None where the host looked them up.
-        positions: of its rows, by the cosines and sines that they are turned by; None for those
-            that no position fits.
-        sees: rows of the same call that each row sees.
-        drafts: whether it is of a draft head, which keeps branches of its tree while it drafts.
-        columns: the open columns of the cache, each with the call and the row that it comes from;
-            None for those that no call gave, as a prefix from a file.
-    """
-
-    number: int
-    engine: int
-    graph: str
-    ids: tuple[int, ...] | None
-    positions: tuple[int | None, ...]
-    sees: tuple[tuple[int, ...], ...]
-    drafts: bool
-    columns: Mapping[int, tuple[int, int] | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Columns that Genie added to the cache after a call.
-
-    Attributes:
-        call: after which they were added.
-        columns: by their number; where each comes from.
-        is_sound: whether they are the call's own rows, from the first on, and each of them saw
-            those before it and no other.
-    """
-
-    call: GraphCall
-    columns: Mapping[int, tuple[int, int] | None]
-    is_sound: bool
-
-
-def trace_dialog(
-    folder: Path, config: GenieConfig, prompt: str
-) -> tuple[str, tuple[GraphCall, ...]]:
-    """Run a dialog on the emulator; return its answer and the calls of graphs with caches.
-
-    Args:
-        folder: with all files that the configuration names, for the emulator.
-
-    Raises:
-        ToolchainMissingError: this machine has no emulator.
-        ToolchainError: Genie crashed, failed or did not end in time.
-    """
-    request = {"folder": str(folder), "dialogs": [config.to_json()], "prompts": [prompt]}
-    timeout_s = dialog_limit_s(folder, config, 1)
-    step = Step(_WORKER, "trace", folder, timeout_s, find_libraries().search_path)
-    answer = run_step(step, json.dumps(request).encode())
-    calls = TypeAdapter(tuple[GraphCall, ...]).validate_python(answer["calls"])
-    return answer["answers"][0][0], calls
-
-
-def find_commits(calls: Sequence[GraphCall], config: GenieConfig) -> Iterator[Commit]:
-    """Yield the columns that Genie added to the cache of each engine after each of its calls.
-
-    Caches of draft heads are left out, and columns of a forecast prefix, which come from a file.
-    """
-    ssd = config.dialog.ssd
-    prefix = 0 if ssd is None else ssd.forecast_prefix
-    last: dict[int, GraphCall] = {}
-    for call in calls:
-        before = last.get(call.engine)
-        last[call.engine] = call
-        if before is None or call.drafts:
-            continue
-        new = {
-            column: origin
-            for column, origin in call.columns.items()
-            if column >= prefix and before.columns.get(column, _CLOSED) != origin
-        }
-        rows = [origin[1] for origin in new.values() if origin and origin[0] == before.number]
-        sound = len(rows) == len(new) and rows[:1] == [0][: len(rows)]
-        sound = sound and all(
-            before.sees[row] == tuple(rows[: index + 1]) for index, row in enumerate(rows)
-        )
-        yield Commit(before, new, sound)
+def trace(request: bytes) -> object:
+    """Return the answers of `answer` to one dialog, and the calls of graphs meanwhile."""
+    (text,) = json.loads(request)["dialogs"]
+    tracer = KvTracer(GenieConfig.from_json(text))
+    return {"answers": answer(request)["answers"], "calls": tracer.calls}
 
 
 class KvTracer:
-    """The replaced function, in a child process; `calls` has its notes as JSON values."""
+    """The replaced functions; `calls` has their notes as JSON values."""
 
     def __init__(self, config: GenieConfig) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -244,3 +158,7 @@ def _array(tensor: qnn.QnnTensor) -> npt.NDArray[Any]:
 def _floats(tensor: qnn.QnnTensor) -> npt.NDArray[np.float64]:
     values: npt.NDArray[np.float64] = _array(tensor).astype(np.float64)
     return (values + float(tensor.quantize.offset)) * float(tensor.quantize.scale)
+
+
+if __name__ == "__main__":
+    serve({"trace": trace}, sys.argv[1:])
