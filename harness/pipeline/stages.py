@@ -200,20 +200,18 @@ class QuantizationOptConfig(_QuantizationSection):
     """Section `quantization_opt`.
 
     Attributes:
-        techniques: applied one after the other; none leaves the model as it is.
-        options: of the quantization that the weights are prepared for, such as
-            `lpbq_block_size`, in place of those of the section `quantization`.
+        techniques: applied one after the other; none leaves the model as it is. They prepare the
+            weights for the bits of the section `quantization`.
         technique_kwargs: arguments of the techniques.
     """
 
     techniques: tuple[TechniqueName, ...] = ()
-    options: dict[str, Any] = Field(default_factory=dict)
     technique_kwargs: TechniqueKwargs = Field(default_factory=_no_arguments)
 
     def quantization(self, following: "QuantizationConfig | None" = None) -> QuantizationOptions:
         """Return the options of the techniques, with the bits of the quantization that follows."""
         keys = {} if following is None else {**following.options, "recipe": following.recipe_name}
-        keys |= {**self.options, "techniques": self.techniques}
+        keys["techniques"] = self.techniques
         return _quantization_options(keys, self.technique_kwargs)
 
 
@@ -230,10 +228,11 @@ class QuantizationOpt(Stage[ModelInput, QuantizationOptConfig, ModelOutput]):
         """Apply the techniques."""
         if not config.techniques:
             return ModelOutput(inputs.model)
-        source = onnx_source(inputs.model, context, _calibration_text(None, context))
-        model = _canonical(inputs.model, context)
         sections = vars(context.sections).values()
         following = next((one for one in sections if isinstance(one, QuantizationConfig)), None)
+        text = None if following is None else following.calibration_text
+        source = onnx_source(inputs.model, context, _calibration_text(text, context))
+        model = _canonical(inputs.model, context)
         options = config.quantization(following)
         entry = context.runner.run(OptimizeWeights(model, source, options))
         made_of = inputs.model.made_of or inputs.model

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from buildlib.encodings.files import load_encodings
-from buildlib.errors import InvalidOptionError, LossTooLargeError, ModelWarning
+from buildlib.errors import InputFileError, InvalidOptionError, LossTooLargeError, ModelWarning
 from harness.errors import ConfigFileError
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.stage import ModelFolder
@@ -102,6 +102,24 @@ def test_techniques_of_their_own_stage_take_the_bits_of_the_recipe(make_recipe: 
         pipe = LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages))
         pipe.construct(until="quantization")
         assert set(bits_of(pipe).values()) == wanted
+    stages["quantization_opt"]["options"] = {"param_bitwidth": 8}  # bits have one place
+    with pytest.raises(ConfigFileError, match="quantization_opt.options: unknown key"):
+        LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages))
+
+
+def test_techniques_of_their_own_stage_take_the_text_of_the_recipe(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    text = tmp_path / "mine.txt"
+    text.write_bytes(b"\xff")
+    stages = {
+        "model_loader": {},
+        "quantization_opt": {"techniques": ["gptq"]},
+        "quantization": {"calibration_text": str(text)},
+    }
+    pipe = LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages))
+    with pytest.raises(InputFileError, match="mine.txt"):
+        pipe.construct(until="quantization_opt")
 
 
 @pytest.mark.slow
