@@ -117,8 +117,11 @@ class Fault:
 
 
 def first_fault(error: ValidationError, model: type[BaseModel] | None = None) -> Fault:
-    """Return the first fault; with the model that was validated, it names the nearest known key."""
-    return faults(error, model)[0]
+    """Return the first fault; with the model that was validated, it names the nearest known key.
+
+    An unknown key comes first: it may be one that is missing, misspelt.
+    """
+    return min(faults(error, model), key=lambda fault: fault.kind != _NO_SUCH_KEY)
 
 
 def faults(error: ValidationError, model: type[BaseModel] | None = None) -> tuple[Fault, ...]:

@@ -96,6 +96,16 @@ def _known_speculation(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def _known_adapters(config: dict[str, Any]) -> dict[str, Any]:
+    from buildlib.lora.config import LoraBuilderInputConfig
+
+    try:
+        LoraBuilderInputConfig.create(**config)
+    except InvalidOptionError as error:
+        raise ValueError(f"{error.key.removeprefix('lora_config.')}: {error.reason}") from error
+    return config
+
+
 NO_DRAFT_STAGES = (
     "no stage makes a draft here: `qnnfarm train draft` trains one, and "
     "features.speculative_decoding names it: {type: eaglet, draft_model_path: draft_model.onnx}"
@@ -120,7 +130,7 @@ class Features(_Section):
     speculative_decoding: Annotated[dict[str, Any], AfterValidator(_known_speculation)] | None = (
         None
     )
-    lora: dict[str, Any] | None = None
+    lora: Annotated[dict[str, Any], AfterValidator(_known_adapters)] | None = None
     op_packages: tuple[OpPackage, ...] = ()
 
     def packages(self, folder: Path) -> tuple[OpPackage, ...]:
@@ -134,9 +144,10 @@ class Features(_Section):
         keys: dict[str, object] = {
             "speculative_config": self.speculative_decoding,
             "lora_config": self.lora,
-            "op_packages": [package.model_dump() for package in self.packages(folder)],
+            "op_packages": [package.model_dump() for package in self.packages(folder)] or None,
         }
-        return flatten_options({key: value for key, value in keys.items() if value}, folder)
+        given = {key: value for key, value in keys.items() if value is not None}
+        return flatten_options(given, folder)
 
 
 class PipelineSettings(_Section):

@@ -68,6 +68,12 @@ stages:
             3,
             "features.speculative_decoding: draft_model_path: it is missing",
         ),
+        (("stages:", "features: {lora: {}}\nstages:"), 3, "lora: lora_config_path: it is missing"),
+        (
+            ("stages:", "features: {lora: {lora_path: a}}\nstages:"),
+            3,
+            "lora_path: unknown key: did you mean lora_config_path",
+        ),
         (
             ("stages:", "features: {op_packages: [{name: Scale, targets: {x86_64: a}}]}\nstages:"),
             3,
