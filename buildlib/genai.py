@@ -44,22 +44,16 @@ from buildlib.builder.verification import verify_build
 from buildlib.cache.layout import is_model_name
 from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.container.container import GenAIContainer
-from buildlib.container.op_packages import (
-    OpPackage,
-    added_operations,
-    host_libraries,
-    select_packages,
-)
+from buildlib.container.op_packages import OpPackage
 from buildlib.embedding.config import EmbedDatatype
 from buildlib.encoder.builder import encodes_text, plan_encoder
 from buildlib.errors import InvalidOptionError, ModelWarning
-from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
-from buildlib.lora.peft import read_adapter
+from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.numerics.comparison import VerificationReport
 from buildlib.numerics.transformers import ReferenceEngine
 from buildlib.numerics.verifier import OnComparison, VerifyOptions
-from buildlib.paths import absolute_user_path, default_cache_root, user_path
-from buildlib.speculative.config import EagletBuilderConfig, SpeculativeConfig
+from buildlib.paths import absolute_user_path, default_cache_root
+from buildlib.speculative.config import SpeculativeConfig
 from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
@@ -374,7 +368,7 @@ class GenAIBuilderHTP:
         plan = BuildPlan(
             options,
             options.compile_config(target),
-            self._additions(target),
+            Additions.of(options, target, self._toolchain),
             {arn: child.graph_options for arn, child in self._attached.items()},
             {
                 arn: child.mha_config(options)
@@ -461,19 +455,6 @@ class GenAIBuilderHTP:
             on_comparison=on_comparison,
         )
 
-    def _additions(self, target: Target) -> Additions:
-        lora, speculative = self.lora_config, self.speculative_config
-        if lora is not None:
-            lora = _check_lora(lora)
-        on_host = self.prepare_embedding_lut or isinstance(speculative, EagletBuilderConfig)
-        table = self.embedding_datatype if on_host else None
-        if table and self.options.split_model.split_embedding:
-            reason = "prepare_embedding_lut leaves no embedding in the graphs to split off"
-            raise InvalidOptionError("split_model.split_embedding", reason, ())
-        packages, host = select_packages(self.op_packages, target), host_libraries(self.op_packages)
-        operations = added_operations(host, self._toolchain)
-        return Additions(lora, table, speculative, packages, host, operations)
-
 
 class AttachedBuilder:
     """The builder of one AR's graphs, from an export of their own; the rest is its parent's."""
@@ -544,19 +525,6 @@ class AttachedBuilder:
                 )
                 raise InvalidOptionError(key, reason, ())
         check_start_points(self.mha_config(parent), self.source)
-
-
-def _check_lora(given: LoraBuilderInputConfig) -> LoraBuilderInputConfig:
-    """Check the fields that the documented constructor does not, and that adapters are named."""
-    path = user_path(given.lora_config_path)
-    config = LoraBuilderInputConfig.create(**(dict(given) | {"lora_config_path": path}))
-    if not config.create_lora_graph:
-        reason = "graphs that bring their own branches are not built here; set it to True"
-        raise InvalidOptionError("lora_config.create_lora_graph", reason, ())
-    for adapter in LoraSet.load(config.lora_config_path).adapters:
-        for module in read_adapter(adapter.path).modules.values():
-            module.matrices()
-    return config
 
 
 def _json_of(config: Mapping[str, Any]) -> str:

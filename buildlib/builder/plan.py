@@ -14,13 +14,21 @@ from buildlib.builder.options import (
 )
 from buildlib.builder.parts import Part
 from buildlib.container.manifest import GENIE_CONTRACT
-from buildlib.container.op_packages import OpPackage, registrations
+from buildlib.container.op_packages import (
+    OpPackage,
+    added_operations,
+    host_libraries,
+    registrations,
+    select_packages,
+)
 from buildlib.embedding.config import EmbedDatatype
 from buildlib.errors import InvalidOptionError
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
-from buildlib.lora.config import LoraBuilderInputConfig
+from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
+from buildlib.lora.peft import read_adapter
 from buildlib.passes.balance import HEAD_COST, TABLE_COST, check_part_count
+from buildlib.paths import user_path
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.grids import head_weights
 from buildlib.quantize.options import check_arguments
@@ -31,7 +39,7 @@ from buildlib.speculative.config import (
     check_speculation,
 )
 from buildlib.targets import Target
-from buildlib.toolchains.base import OpPackageLibrary
+from buildlib.toolchains.base import OpPackageLibrary, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 
 
@@ -55,6 +63,24 @@ class Additions:
     op_packages: tuple[OpPackage, ...] = ()
     host_packages: tuple[OpPackageLibrary, ...] = ()
     operations: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, options: BuildOptions, target: Target, toolchain: Toolchain) -> "Additions":
+        """Return what options add to the model, with files that are there."""
+        lora, speculative = options.lora_config, options.speculative_config
+        on_host = options.prepare_embedding_lut or isinstance(speculative, EagletBuilderConfig)
+        if on_host and options.split_model.split_embedding:
+            reason = "prepare_embedding_lut leaves no embedding in the graphs to split off"
+            raise InvalidOptionError("split_model.split_embedding", reason, ())
+        host = host_libraries(options.op_packages)
+        return cls(
+            None if lora is None else _with_adapters(lora),
+            options.embedding_datatype if on_host else None,
+            speculative,
+            select_packages(options.op_packages, target),
+            host,
+            added_operations(host, toolchain),
+        )
 
     def as_options(self) -> dict[str, OptionValue]:
         """Return the options that are set, under dotted keys."""
@@ -225,6 +251,19 @@ def _split_off_ends(options: BuildOptions, additions: Additions) -> BuildOptions
         return options
     apart = {"split_embedding": additions.embedding is None, "split_lm_head": True}
     return options.model_copy(update={"split_model": options.split_model.model_copy(update=apart)})
+
+
+def _with_adapters(given: LoraBuilderInputConfig) -> LoraBuilderInputConfig:
+    """Check the fields that the documented constructor does not, and that adapters are named."""
+    path = user_path(given.lora_config_path)
+    config = LoraBuilderInputConfig.create(**(dict(given) | {"lora_config_path": path}))
+    if not config.create_lora_graph:
+        reason = "graphs that bring their own branches are not built here; set it to True"
+        raise InvalidOptionError("lora_config.create_lora_graph", reason, ())
+    for adapter in LoraSet.load(config.lora_config_path).adapters:
+        for module in read_adapter(adapter.path).modules.values():
+            module.matrices()
+    return config
 
 
 def _check_trained(additions: Additions) -> None:

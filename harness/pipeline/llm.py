@@ -208,7 +208,7 @@ class LLMPipeline:
             names = names[: names.index(until) + 1]
         for name in names:
             config = check_config(name, self.stages[name])
-            self.config.stages[name]().check(config, self.config.settings)
+            self.config.stages[name]().check(config, self.config.settings, self.config.folder)
         outputs: dict[str, object] = {}
         with StageCache(self.cache_root, self.model_name) as cache:
             for number, name in enumerate(names, start=1):

@@ -117,8 +117,13 @@ class Stage(ABC, Generic[InputT, ConfigT, OutputT]):
     Config: ClassVar[type[StageConfig]] = StageConfig
     Output: ClassVar[type[StageOutput]] = StageOutput
 
-    def check(self, config: ConfigT, settings: PipelineSettings) -> None:
+    def check(self, config: ConfigT, settings: PipelineSettings, folder: Path) -> None:
         """Refuse a wrong configuration that its model accepts; called before any stage runs.
+
+        Args:
+            config: of the stage.
+            settings: of the pipeline.
+            folder: base of the recipe's relative paths.
 
         Raises:
             QnnfarmError: names the key.

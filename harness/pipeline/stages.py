@@ -19,13 +19,12 @@ from pydantic import (
 from buildlib.builder.build_options import COMPILATION, TRANSFORMATION, BuildOptions
 from buildlib.builder.calibration_text import read_text
 from buildlib.builder.model_folder import check_loss
-from buildlib.builder.plan import BuildPlan
+from buildlib.builder.plan import Additions, BuildPlan
 from buildlib.builder.sources import CheckpointSource, OnnxSource, find_source
 from buildlib.builder.stages.author import AuthorModel
 from buildlib.builder.stages.complete_encodings import CompleteEncodings
 from buildlib.builder.stages.import_onnx import ImportOnnx
 from buildlib.builder.stages.optimize_weights import OptimizeWeights
-from buildlib.builder_options import apply_options
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import (
     CALIBRATION_TEXT,
@@ -40,6 +39,7 @@ from buildlib.container.op_packages import added_operations, host_libraries
 from buildlib.errors import InputFileError, InvalidOptionError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.shape import GraphShape
+from buildlib.paths import user_path
 from buildlib.quantize.options import QuantizationOptions, TechniqueName, check_arguments
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
@@ -208,9 +208,9 @@ class QuantizationOptConfig(_QuantizationSection):
     techniques: tuple[TechniqueName, ...] = ()
     technique_kwargs: TechniqueKwargs = Field(default_factory=_no_arguments)
 
-    def quantization(self, following: "QuantizationConfig | None" = None) -> QuantizationOptions:
-        """Return the options of the techniques, with the bits of the quantization that follows."""
-        keys = {} if following is None else {**following.options, "recipe": following.recipe_name}
+    def quantization(self, bits: "QuantizationConfig | None" = None) -> QuantizationOptions:
+        """Return the options of the techniques, with the bits of the section `quantization`."""
+        keys = {} if bits is None else {**bits.options, "recipe": bits.recipe_name}
         keys["techniques"] = self.techniques
         return _quantization_options(keys, self.technique_kwargs)
 
@@ -228,12 +228,12 @@ class QuantizationOpt(Stage[ModelInput, QuantizationOptConfig, ModelOutput]):
         """Apply the techniques."""
         if not config.techniques:
             return ModelOutput(inputs.model)
-        sections = vars(context.sections).values()
-        following = next((one for one in sections if isinstance(one, QuantizationConfig)), None)
-        text = None if following is None else following.calibration_text
-        source = onnx_source(inputs.model, context, _calibration_text(text, context))
+        bits = _following(context)
+        source = onnx_source(
+            inputs.model, context, _calibration_text(bits.calibration_text, context)
+        )
         model = _canonical(inputs.model, context)
-        options = config.quantization(following)
+        options = config.quantization(bits)
         entry = context.runner.run(OptimizeWeights(model, source, options))
         made_of = inputs.model.made_of or inputs.model
         return ModelOutput(ModelFolder(entry.folder, entry.hash, canonical=True, made_of=made_of))
@@ -275,6 +275,11 @@ class Quantization(Stage[ModelInput, QuantizationConfig, ModelOutput]):
     Config = QuantizationConfig
     Output = ModelOutput
 
+    def check(self, config: QuantizationConfig, settings: PipelineSettings, folder: Path) -> None:  # noqa: ARG002
+        """Refuse a text that cannot be read."""
+        if config.calibration_text is not None:
+            read_text(folder / user_path(config.calibration_text))
+
     def run(
         self, inputs: ModelInput, config: QuantizationConfig, context: StageContext
     ) -> ModelOutput:
@@ -292,6 +297,13 @@ class Quantization(Stage[ModelInput, QuantizationConfig, ModelOutput]):
         return ModelOutput(
             ModelFolder(entry.folder, entry.hash, quantized=True, canonical=True, made_of=made_of)
         )
+
+
+def _following(context: StageContext) -> QuantizationConfig:
+    """Return the recipe's section `quantization`, by default that of a recipe without one."""
+    sections = vars(context.sections).values()
+    there = (one for one in sections if isinstance(one, QuantizationConfig))
+    return next(there, QuantizationConfig())
 
 
 def _canonical(model: ModelFolder, context: StageContext) -> CacheEntry:
@@ -385,11 +397,22 @@ _AR = "arn_cl_options.auto_regression_number"
 _CL = "arn_cl_options.context_length"
 
 
-def _transformation(config: GenAIBuilderConfig, settings: PipelineSettings) -> dict[str, Any]:
-    """Return the transformation options, with the shapes that the recipe has for all stages."""
+def _builder_options(
+    config: GenAIBuilderConfig, settings: PipelineSettings, folder: Path
+) -> BuildOptions:
+    """Return the options of the builder, with the shapes that the recipe has for all stages."""
     sizes = settings.generator_config
-    shapes = {_AR: sorted({1, sizes.sequence_length}), _CL: [sizes.context_length]}
-    return shapes | config.transformation_options
+    return BuildOptions().with_options(
+        {
+            _AR: sorted({1, sizes.sequence_length}),
+            _CL: [sizes.context_length],
+            **config.transformation_options,
+            **config.compilation_options,
+            "prepare_embedding_lut": config.prepare_embedding_lut,
+            "max_workers": config.max_workers,
+            **settings.features.options(folder),
+        }
+    )
 
 
 class GenAIBuilder(Stage[ModelInput, GenAIBuilderConfig, GenAIBuilderOutput]):
@@ -399,30 +422,27 @@ class GenAIBuilder(Stage[ModelInput, GenAIBuilderConfig, GenAIBuilderOutput]):
     Config = GenAIBuilderConfig
     Output = GenAIBuilderOutput
 
-    def check(self, config: GenAIBuilderConfig, settings: PipelineSettings) -> None:
-        """Refuse options that the builder has not, and shapes that it cannot build."""
+    def check(self, config: GenAIBuilderConfig, settings: PipelineSettings, folder: Path) -> None:
+        """Refuse options that the builder has not, shapes that it cannot build, missing files."""
         if settings.soc_details is None:
             reason = "the genai_builder needs it; name the SoC, such as chipset:SM8750"
             raise ConfigFileError("recipe", None, "soc_details", reason)
-        options = BuildOptions().with_options(_transformation(config, settings), TRANSFORMATION)
-        options = options.with_options(config.compilation_options, COMPILATION)
-        BuildPlan(options, options.compile_config(parse_target(settings.soc_details))).checked()
+        options = _builder_options(config, settings, folder)
+        target = parse_target(settings.soc_details)
+        additions = Additions.of(options, target, OrtQnnToolchain())
+        BuildPlan(options, options.compile_config(target), additions).checked()
 
     def run(
         self, inputs: ModelInput, config: GenAIBuilderConfig, context: StageContext
     ) -> GenAIBuilderOutput:
         """Build."""
         settings = context.settings
-        features = settings.features.options(context.folder_of_recipe)
-        text = _calibration_text(None, context) if features else None
+        adds = settings.features.options(context.folder_of_recipe)
+        text = _calibration_text(_following(context).calibration_text, context) if adds else None
         source = onnx_source(inputs.model, context, text)
         builder = GenAIBuilderHTP(source, context.cache_root, OrtQnnToolchain())
-        apply_options(builder, features)
+        builder.options = _builder_options(config, settings, context.folder_of_recipe)
         builder.set_targets([settings.soc_details or ""])
-        builder.set_transformation_options(_transformation(config, settings))
-        builder.set_compilation_options(config.compilation_options)
-        builder.prepare_embedding_lut = config.prepare_embedding_lut
-        builder.max_workers = config.max_workers
         build = builder.plan()
         outputs = build.outputs(context.on_record)
         return GenAIBuilderOutput(outputs.container)

@@ -103,7 +103,7 @@ def test_techniques_of_their_own_stage_take_the_bits_of_the_recipe(make_recipe: 
         pipe.construct(until="quantization")
         assert set(bits_of(pipe).values()) == wanted
     stages["quantization_opt"]["options"] = {"param_bitwidth": 8}  # bits have one place
-    with pytest.raises(ConfigFileError, match="quantization_opt.options: unknown key"):
+    with pytest.raises(ConfigFileError, match=r"quantization_opt\.options: unknown key"):
         LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages))
 
 
@@ -118,7 +118,7 @@ def test_techniques_of_their_own_stage_take_the_text_of_the_recipe(
         "quantization": {"calibration_text": str(text)},
     }
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages))
-    with pytest.raises(InputFileError, match="mine.txt"):
+    with pytest.raises(InputFileError, match=r"mine\.txt"):
         pipe.construct(until="quantization_opt")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import suites
 from buildlib.builder.model_place import find_model
-from buildlib.errors import ModelFileError
+from buildlib.errors import BuildError, ModelFileError
 from harness.errors import ConfigFileError, WrongUseError
 from harness.pipeline.defaults import recipe_text
 from harness.pipeline.llm import LLMPipeline
@@ -99,6 +99,29 @@ def test_an_error_names_file_line_and_key(
     assert str(raised.value).startswith(f"{path}, line {line}")
     assert "\n" not in str(raised.value)
     assert isinstance(raised.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("stages:", "features: {lora: {lora_config_path: nope.yaml}}\nstages:", "nope.yaml"),
+        (
+            "stages:",
+            "features: {speculative_decoding: {type: ssd-q1, ssd_tensor_file: nope.pt}}\nstages:",
+            "nope.pt",
+        ),
+        ("w8a16", "w8a16\n    calibration_text: nope.txt", "nope.txt"),
+    ],
+)
+def test_a_missing_file_ends_a_recipe_before_anything_runs(
+    tmp_path: Path, old: str, new: str, told: str
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(GOOD.replace(old, new) + f"  genai_builder: {{}}\ncache_dir: {tmp_path}\n")
+    pipe = LLMPipeline.from_pretrained(recipe=path)
+    with pytest.raises(BuildError, match=str(tmp_path / told)):
+        pipe.construct()
+    assert not pipe.completed
 
 
 def test_a_recipe_in_a_program_is_checked_alike() -> None:
