@@ -1,5 +1,6 @@
 """Contexts of `.mllm` files: the file's model, compiled in mllm's contract or in Genie's."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from buildlib.builder.stages.import_mllm import ImportMllm
 from buildlib.cache.store import StageCache
 from buildlib.checkpoint.layout import CONFIG_FILE, GENERATION_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.chat_template import ChatTemplate
+from buildlib.errors import InputFileError
 from buildlib.files import check_file
 from buildlib.graph.shape import GraphShape
 from buildlib.mllm.config import AotConfig, ModelConfig, chipset_of
@@ -22,6 +24,8 @@ from buildlib.passes.mllm_contract import MLLM_CONTRACT
 from buildlib.targets import Target, catalog, find_soc
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
+
+_ON_QNN = {"graph_on_qnn": ("model",), "op_on_qnn": ("lm_head",)}
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,28 @@ class MllmFiles:
         chipset = self.aot.target_machine.htp_chipset
         soc = next((soc for soc in catalog() if chipset_of(soc) == chipset), None)
         return Target(soc or find_soc(chipset), emulator=emulator)
+
+    def compile_config(self, target: Target) -> CompileConfig:
+        """Return the compiler's options, and the speed that devices run the context at.
+
+        Raises:
+            InputFileError: the file asks for what mllm's own compiler does alone.
+        """
+        for key, own in _ON_QNN.items():
+            given = getattr(self.aot, key)
+            if given != own:
+                reason = f"/{key} is {list(given)}: model and head run on QNN here, {list(own)}"
+                raise InputFileError(str(self.aot_file), reason)
+        machine = self.aot.target_machine
+        profile = machine.htp_try_best_performance.removeprefix("Htp")
+        return CompileConfig.for_target(target).with_options(
+            {
+                "graphs.vtcm_size_in_mb": min(
+                    machine.htp_vtcm_capability_in_mb, target.soc.vtcm_mb
+                ),
+                "devices.cores.perf_profile": re.sub(r"\B([A-Z])", r"_\1", profile).lower(),
+            }
+        )
 
 
 def plan_context(
@@ -79,10 +105,9 @@ def plan_context(
     shapes = ARnContextLengthConfig(
         auto_regression_number=tuple(sorted({1, ar})), context_length=(shape.cl,)
     )
-    vtcm = min(files.aot.target_machine.htp_vtcm_capability_in_mb, target.soc.vtcm_mb)
     plan = BuildPlan(
         BuildOptions(arn_cl_options=shapes, split_model=SplitModelConfig(num_splits=1)),
-        CompileConfig.for_target(target).with_options({"graphs.vtcm_size_in_mb": vtcm}),
+        files.compile_config(target),
         contract=contract,
     ).checked()
     toolchain.check(plan.compilation)

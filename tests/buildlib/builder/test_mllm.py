@@ -1,6 +1,7 @@
 """A `.mllm` file compiled in mllm's contract, against the same file in Genie's."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from buildlib.builder.mllm import MllmFiles, plan_context
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
+from buildlib.container.htp_config import htp_config
 from buildlib.errors import BuildError, InputFileError
 from buildlib.foreign.importer import import_artifact
 from buildlib.graph.rope import rope_tables
@@ -86,6 +88,31 @@ def _import_again(binary: Path, files: MllmFiles, container: GenAIContainer, fol
     shutil.copy(binary, files.parameters.parent / "n.bin")
     with pytest.raises(InputFileError, match="one file"):
         import_artifact(files.parameters.parent, folder / "second", target=target)
+
+
+def _with_aot(files: MllmFiles, **changes: object) -> MllmFiles:
+    return replace(files, aot=files.aot.model_copy(update=changes))
+
+
+def test_the_target_machine_decides_the_configuration_and_what_no_graph_can_be_is_refused(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    files = write_files(make_checkpoint, tmp_path / "m", cl=CL)
+    for name, written in {
+        "HtpBurst": "burst",
+        "HtpPowerSaver": "power_saver",
+        "HtpSustainedHighPerformance": "sustained_high_performance",
+    }.items():
+        slow = files.aot.target_machine.model_copy(update={"htp_try_best_performance": name})
+        config = _with_aot(files, target_machine=slow).compile_config(files.target())
+        devices = htp_config(config).devices
+        assert devices is not None
+        assert [core.perf_profile for core in devices[0].cores or ()] == [written]
+    for key in ("graph_on_qnn", "op_on_qnn"):
+        other = _with_aot(files, **{key: ("model.layers.0",)})
+        with pytest.raises(InputFileError, match=f"/{key} is .*model.layers.0"):
+            plan_context(other, "m", AR, files.target(), tmp_path / "cache", OrtQnnToolchain())
+    assert not (tmp_path / "cache").exists()
 
 
 def test_what_does_not_fit_is_told_before_anything_runs(
