@@ -21,6 +21,7 @@ from buildlib.checkpoint.architectures import (
 from buildlib.checkpoint.family_keys import (
     agreed_reading,
     family_keys,
+    releases_of,
     stated_major,
     tell_difference,
 )
@@ -339,7 +340,8 @@ def _refused_kind(data: Mapping[str, Any]) -> str | None:
 
 
 def _is_read(data: Mapping[str, Any], architecture: SupportedLLMs, key: str) -> bool:
-    majors = [stated] if (stated := stated_major(data)) else [4, 5]
+    stated = stated_major(data)
+    majors = (major for major in releases_of(architecture) if stated in {None, major})
     return any(key in family_keys(architecture, major).defaults for major in majors)
 
 
@@ -349,7 +351,11 @@ def unread_keys(path: Path) -> tuple[str, list[str]]:
     architecture = detect_architecture(data) if isinstance(data, dict) else None
     if architecture is None:
         return "", []
-    table = family_keys(architecture, stated_major(data) or 5)
+    releases = releases_of(architecture)
+    release = stated_major(data) or releases[0]
+    if release not in releases:
+        return "", []
+    table = family_keys(architecture, release)
     return table.class_name, table.unread(data)
 
 

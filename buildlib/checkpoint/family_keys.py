@@ -104,10 +104,21 @@ _BAICHUAN = FamilyKeys(
 """Of `configuration_baichuan.py` beside the published weights: transformers has no such class."""
 
 
+def releases_of(model_type: str) -> tuple[int, ...]:
+    """Return the releases of transformers that have a family, the newest first."""
+    return tuple(n for n in _MAJORS if model_type == "baichuan" or model_type in read_tables()[n])
+
+
 def family_keys(model_type: str, major: int) -> FamilyKeys:
-    """Return the keys that transformers `major` reads for a family."""
+    """Return the keys that transformers `major` reads for a family.
+
+    Raises:
+        PydanticCustomError: it has no such family.
+    """
     if model_type == "baichuan":
         return _BAICHUAN
+    if major not in releases_of(model_type):
+        raise unsupported(f"transformers {major} has no {model_type}", by_transformers=True)
     table = read_tables()[major][model_type]
     return FamilyKeys(table["class"], table["keys"], frozenset(table["nullable"]), table["ignored"])
 

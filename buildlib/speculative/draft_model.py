@@ -23,7 +23,7 @@ import onnx_ir as ir
 from buildlib.checkpoint.architectures import detect_architecture
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.checkpoint.family_keys import family_keys, stated_major
+from buildlib.checkpoint.family_keys import family_keys, releases_of, stated_major
 from buildlib.checkpoint.tensor_file import TensorRef, read_header
 from buildlib.embedding.extraction import find_lookup, table_of
 from buildlib.encodings.model import Encodings
@@ -104,8 +104,10 @@ def head_config(target: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
     All layers of a head see the whole context and have rotary positions, those of the target's
     layers without a sliding window.
     """
-    family, release = detect_architecture(target), stated_major(target) or 5
-    by_layer = family is not None and "layer_types" in family_keys(family.value, release).defaults
+    family, by_layer = detect_architecture(target), False
+    if family is not None:
+        release = stated_major(target) or releases_of(family.value)[0]
+        by_layer = "layer_types" in family_keys(family.value, release).defaults
     return {
         **target,
         **({} if by_layer else {"sliding_window": None}),  # which Gemma 3 refuses as null

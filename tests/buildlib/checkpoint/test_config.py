@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buildlib.builder.stages.package import genie_config, genie_rope_scaling
+from buildlib.checkpoint import family_keys
 from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.checkpoint.config import (
     CheckpointConfig,
@@ -17,11 +18,13 @@ from buildlib.checkpoint.config import (
     load_checkpoint_config,
     load_config,
     other_reading,
+    unread_keys,
 )
 from buildlib.checkpoint.rotary import LinearRopeScaling, LongRopeScaling
 from buildlib.errors import BuildError, ModelFileError
 from buildlib.graph.rope import rope_tables, rotation_length
 from buildlib.graph.shape import GraphShape, check_context
+from buildlib.speculative.draft_model import head_config
 from buildlib.targets import parse_target
 from tests.buildlib.model_folders import LLAMA3_SCALING
 
@@ -373,3 +376,23 @@ def test_what_another_major_of_transformers_reads_differently_is_told(
 ) -> None:
     path = write(tmp_path, **{"num_key_value_heads": 4} | changes)
     assert (other_reading(path, major) or "the same").startswith(said or "the same")
+
+
+def test_a_family_that_one_release_lacks_is_read_as_the_other_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = family_keys.read_tables()
+    older = {name: table for name, table in tables[4].items() if name != "qwen3"}
+    monkeypatch.setattr(family_keys, "read_tables", lambda: {**tables, 4: older})
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    plain = {"model_type": "qwen3", "rope_theta": 1e4, "tie_word_embeddings": True, **heads}
+    assert load_checkpoint_config(write(tmp_path, **plain)) == load_checkpoint_config(
+        write(tmp_path, **plain, **V5)
+    )
+    assert unread_keys(write(tmp_path, **plain))[0] == "Qwen3ForCausalLM"
+    path = write(tmp_path, **plain, **V4)
+    with pytest.raises(ModelFileError, match="transformers 4 has no qwen3"):
+        load_checkpoint_config(path)
+    assert other_reading(path, 5) == "transformers 4 has no qwen3"
+    assert unread_keys(path) == ("", [])
+    assert head_config(plain, 1)["num_hidden_layers"] == 1
