@@ -4,7 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
 
 from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.targets import Target, parse_target
@@ -56,8 +63,9 @@ class CompileConfig(BaseModel):
 
         CompileConfig(backend="HTP", soc_details="chipset:SM8850")
 
-    `model_dump(mode="json")` and `model_validate` are inverse. Unknown keys are ignored there,
-    because the description of a cache entry holds more than the options.
+    `model_dump(mode="json")` and `model_validate` are inverse. An unknown key is an
+    `UnknownOptionError`, unless `model_config["extra"]` is `allow`, as the vendor's documentation
+    sets it for descriptions of cache entries that hold more.
 
     Attributes:
         backend: that runs it.
@@ -80,6 +88,16 @@ class CompileConfig(BaseModel):
         default=None, validation_alias="groupContext", serialization_alias="groupContext"
     )
     section_extras: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, data: object) -> object:
+        names = {field.validation_alias or name for name, field in cls.model_fields.items()}
+        if isinstance(data, Mapping) and cls.model_config.get("extra") != "allow":
+            for key in data.keys() - names - cls.model_fields.keys():
+                known = *cls.model_fields, *HtpConfigHelper.list_config_options()
+                raise UnknownOptionError(str(key), known)
+        return data
 
     @classmethod
     def for_target(

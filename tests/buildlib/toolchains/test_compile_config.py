@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildlib.errors import BuildError, InvalidOptionError
+from buildlib.errors import BuildError, InvalidOptionError, UnknownOptionError
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import (
@@ -126,8 +126,17 @@ def test_a_configuration_survives_json(values: dict[str, Any], target: str) -> N
     config = CompileConfig.from_backend_extensions(values, parse_target(target))
     sidecar = json.loads(json.dumps(config.model_dump(mode="json")))
     assert CompileConfig.model_validate(sidecar) == config
-    more = {**sidecar, "versions": {"qnn": "2.51"}, "code_sha256": "0"}
-    assert CompileConfig.model_validate(more) == config
+
+
+@pytest.mark.parametrize(("key", "said"), [("vtcm", "known are"), ("graph", "mean graphs")])
+def test_an_unknown_keyword_is_refused(
+    key: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"backend": "HTP", "soc_details": "chipset:SM8850", key: 3}
+    with pytest.raises(UnknownOptionError, match=f"{key}.*{said}"):
+        CompileConfig(**given)
+    monkeypatch.setitem(CompileConfig.model_config, "extra", "allow")  # as documented
+    assert CompileConfig.model_validate(given).target.soc.name == "SM8850"
 
 
 def test_a_target_sets_defaults() -> None:
