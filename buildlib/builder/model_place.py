@@ -70,6 +70,9 @@ def find_model(
         InputFileError: the GGUF is damaged.
     """
     path = (base or Path.cwd()) / user_path(model)
+    if revision is not None and path.exists() and hub_origin(path) is None:
+        reason = f"revision {revision!r} is of a model of the hub, and it is on this machine"
+        raise ModelFileError(path, reason)
     if path.suffix == SUFFIX and path.is_file():
         return _read_gguf(path.absolute(), cache_root)
     if is_hub_model(path):

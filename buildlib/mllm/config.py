@@ -40,7 +40,7 @@ RUNNER_CL: Final = 1024
 _COMPILED_BLOCKS: Mapping[str, int] = {"qwen3": 16, "qwen2": 32, "llama": 32}
 """Block sizes that it compiles into its models."""
 _IMPLEMENTATION = re.compile(r"QNN_LPBQ_w4a16o16_G(\d+)")
-_LIKELY = 0.8
+_LIKELY, _ALL_BUT_EQUAL = 0.8, 0.9
 _Size = Annotated[int, Field(ge=1, le=1 << 24, strict=True)]
 _TokenId = Annotated[int, Field(ge=0, strict=True)]
 
@@ -49,7 +49,7 @@ class ModelConfig(BaseModel):
     """`config_X.json`: the model.
 
     Other keys of a checkpoint's `config.json` may stand in it, which nothing reads; one that is
-    nearly a key that is missing is taken for a mistake.
+    nearly a key that is missing, or all but one that is there, is taken for a mistake.
 
     Attributes:
         max_cache_length: context length (CL) in tokens.
@@ -91,6 +91,7 @@ class ModelConfig(BaseModel):
         absent = fields - data.keys()
         for key in data.keys() - fields:
             near = get_close_matches(str(key), absent, 1, _LIKELY)
+            near = near or get_close_matches(str(key), fields, 1, _ALL_BUT_EQUAL)
             if near:
                 msg = f"unknown key {str(key)[:80]!r}: did you mean {near[0]}?"
                 raise ValueError(msg)

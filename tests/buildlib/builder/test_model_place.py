@@ -38,3 +38,10 @@ def test_the_folder_of_a_model_in_the_cache_of_the_hub(
         return
     with pytest.raises(ModelFileError, match=f"one of its snapshots, which has {OTHER[:12]}, "):
         find_model(home)
+
+
+def test_a_revision_of_a_folder_is_refused(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="'main' is of a model of the hub"):
+        find_model(tiny, revision="main")
+    main = snapshot(tmp_path / "models--acme--tiny", MAIN, tiny)  # as a pipeline is opened again
+    assert find_model(main, revision="main").path == main

@@ -100,8 +100,9 @@ def test_a_model_that_contradicts_itself_is_refused(
         read_model_config(path)
 
 
-def test_a_misspelt_key_of_a_model_names_the_nearest(tmp_path: Path) -> None:
-    data = _changed(_MODEL, "max_cache_length", None) | {"max_cache_lenght": 2048}
+@pytest.mark.parametrize("present", [None, 1024])
+def test_a_misspelt_key_of_a_model_names_the_nearest(tmp_path: Path, present: int | None) -> None:
+    data = _changed(_MODEL, "max_cache_length", present) | {"max_cache_lenght": 2048}
     with pytest.raises(InputFileError, match="did you mean max_cache_length"):
         read_model_config(_file(tmp_path / "config.json", data))
 
