@@ -30,7 +30,7 @@ from buildlib.builder.stages.compile_part import CompilePart
 from buildlib.builder.stages.convert import Convert
 from buildlib.builder.stages.transform import Transform
 from buildlib.cache.layout import CacheEntry, entry_folders, entry_name
-from buildlib.cache.records import EntryInfo, read_files, read_info
+from buildlib.cache.records import EntryFiles, EntryInfo, read_files, read_info
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import is_dlc
 from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG, TOKENIZER
@@ -48,6 +48,7 @@ from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import BinaryInfo, GraphPorts, OpPackageLibrary, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from buildlib.toolchains.registry import toolchain_of
 
 _SUBJECT = re.compile(r"ar(\d+)_cl(\d+)(?:_(\d+)_of_(\d+))?$")
 
@@ -157,7 +158,7 @@ def replay(entry: str | os.PathLike[str], dest: str | os.PathLike[str]) -> Path:
         raise InputFileError(str(target), "it exists already; name a new folder")
     inputs = [entry_beside(folder, digest) for digest in described.sources]
     with scratch_folder(target) as scratch:
-        _stage(folder, info, described.subject, inputs).run(scratch)
+        _stage(folder, info, described, inputs).run(scratch)
         scratch.rename(target)
     return target
 
@@ -211,7 +212,8 @@ def emulator_twin(
                     ports = {
                         graph.name: GraphPorts(graph.inputs, graph.outputs) for graph in graphs
                     }
-                compile(load(dlcs), unshared, ports=ports).save(path)
+                toolchain = toolchain_of(metadata.toolchain)
+                compile(load(dlcs), unshared, toolchain=toolchain, ports=ports).save(path)
         return _write_again(container, binaries, user_path(dest), target)
 
 
@@ -238,7 +240,8 @@ def expose_tensors(
         InvalidOptionError: no graph has any of them inside.
         ToolchainError: the compiler refuses or dies.
     """
-    metadata, toolchain = container.metadata, OrtQnnToolchain()
+    metadata = container.metadata
+    toolchain = toolchain_of(metadata.toolchain)
     target = parse_target(metadata.target.name)
     if metadata.op_packages and not target.emulator:
         raise ContainerError(str(container.path), _no_packages(target))
@@ -372,8 +375,10 @@ def _config_of(root: Path, name: str, sha256: str) -> CompileConfig:
     return CompileConfig.model_validate(read_info(_compile_entry(root, name, sha256)).config)
 
 
-def _stage(folder: Path, info: EntryInfo, subject: str, inputs: list[CacheEntry]) -> CachedStage:
-    match = _SUBJECT.match(subject)
+def _stage(
+    folder: Path, info: EntryInfo, described: EntryFiles, inputs: list[CacheEntry]
+) -> CachedStage:
+    match = _SUBJECT.match(described.subject)
     if match is None or info.operation not in {"arcl", "transform", "convert"}:
         reason = f"it is of {info.operation}; arcl, transform and convert are run again here"
         raise CacheError(str(folder), reason)
@@ -386,7 +391,7 @@ def _stage(folder: Path, info: EntryInfo, subject: str, inputs: list[CacheEntry]
         mha = MhaConfig.model_validate(config["mha2sha"])
         return Transform(inputs[0], shape, options.num_splits or 1, options, mha)
     part, target = Part(number, count), parse_target(str(config["target"]))
-    toolchain, bits = OrtQnnToolchain(), QuantizationOptions()
+    toolchain, bits = toolchain_of(described.versions), QuantizationOptions()
     return Convert(inputs[0], inputs[1], shape, part, target, toolchain, bits)
 
 

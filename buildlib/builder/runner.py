@@ -113,7 +113,8 @@ class StageRunner:
     Attributes:
         total: stages of the build; `None` while the number of parts is not known.
         watch: refuses changes of the user's files during the build.
-        versions: of the toolchain.
+        toolchain: that compiles.
+        versions: of it.
         needed_bytes: estimate of the disk space of the build, if its first stage is not cached.
     """
 
@@ -123,6 +124,7 @@ class StageRunner:
         self.records: list[StageRecord] = []
         self.total: int | None = None
         self.watch = SourceWatch(cache_root / MEMO_FILE)
+        self.toolchain = toolchain
         self.versions = dict(toolchain.versions())
         self.needed_bytes = 0
         self._cache = cache

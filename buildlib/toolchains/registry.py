@@ -1,10 +1,11 @@
 """Toolchains by the names that users give."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from buildlib.errors import InvalidOptionError
-from buildlib.toolchains.qairt.sdk import QairtSdk
+from buildlib.toolchains.qairt.sdk import TOOLCHAIN, QairtSdk
 
 if TYPE_CHECKING:
     from buildlib.toolchains.base import Toolchain
@@ -41,3 +42,12 @@ def open_toolchain(
         case _:
             reason = f"there is no toolchain {name!r}"
             raise InvalidOptionError("toolchain", reason, get_args(ToolchainName))
+
+
+def toolchain_of(versions: Mapping[str, str]) -> "Toolchain":
+    """Return the toolchain that made something, by the versions that it left there.
+
+    Raises:
+        ToolchainMissingError: it is the SDK's, and there is none here, or not usable.
+    """
+    return open_toolchain("qairt" if versions.get("toolchain") == TOOLCHAIN else "pypi")

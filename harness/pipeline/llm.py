@@ -25,7 +25,6 @@ from buildlib.builder.runner import StageRecord, StageRunner
 from buildlib.cache.store import StageCache
 from buildlib.container.container import GenAIContainer
 from buildlib.paths import absolute_user_path
-from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, PipelineError
 from harness.pipeline.answer import (
@@ -402,7 +401,8 @@ class LLMPipeline:
             records.append(record)
             self._tell(StageStep(name, record))
 
-        runner = StageRunner(OrtQnnToolchain(), cache, self.cache_root, on_record)
+        toolchain = self.config.settings.open_toolchain(self.config.folder)
+        runner = StageRunner(toolchain, cache, self.cache_root, on_record)
         context = StageContext(
             name, self.config.settings, self.stages, self.model_dir, self.model_name,
             self.cache_root, runner, on_record, self.config.folder,

@@ -13,6 +13,8 @@ from buildlib.container.op_packages import OpPackage
 from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.paths import default_cache_root, user_path
 from buildlib.targets import parse_target
+from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.registry import ToolchainName, open_toolchain
 
 NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\z")]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -161,6 +163,8 @@ class PipelineSettings(_Section):
         cache_dir: where, relative to the recipe; by default the user's cache folder.
         checkpoint: a stage; every finished stage is kept, this one too.
         log_level: of the log while stages run.
+        toolchain: compiler, as of `qnnfarm build`.
+        qairt_sdk: folder of the SDK, relative to the recipe.
         runner_s: seconds for an answer or a window of text on a device; None for those of commands.
         stages: section of each stage, in the order in which they run.
         features: speculative decoding and adapters, which `genai_builder` builds in.
@@ -175,6 +179,8 @@ class PipelineSettings(_Section):
     cache_dir: NonEmpty | None = None
     checkpoint: NonEmpty | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    toolchain: ToolchainName = "pypi"
+    qairt_sdk: NonEmpty | None = None
     runner_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     generator_config: GeneratorConfig = Field(default_factory=GeneratorConfig)
     evaluator_config: EvaluatorConfig | None = None
@@ -187,3 +193,8 @@ class PipelineSettings(_Section):
         if self.cache_dir is None:
             return default_cache_root()
         return (folder / user_path(self.cache_dir)).absolute()
+
+    def open_toolchain(self, folder: Path) -> Toolchain:
+        """Open the compiler; `folder` is that of the recipe."""
+        sdk = None if self.qairt_sdk is None else folder / user_path(self.qairt_sdk)
+        return open_toolchain(self.toolchain, sdk)

@@ -42,7 +42,6 @@ from buildlib.graph.shape import GraphShape
 from buildlib.paths import user_path
 from buildlib.quantize.options import QuantizationOptions, TechniqueName, check_arguments
 from buildlib.targets import parse_target
-from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.validation import first_fault
 from harness.errors import ConfigFileError
 from harness.pipeline.settings import NonEmpty, PipelineSettings, PositiveInt
@@ -318,7 +317,7 @@ def _canonical(model: ModelFolder, context: StageContext) -> CacheEntry:
 def _operations(context: StageContext) -> tuple[str, ...]:
     """Return the operations of the recipe's op packages, which models may have."""
     packages = context.settings.features.packages(context.folder_of_recipe)
-    return added_operations(host_libraries(packages), OrtQnnToolchain())
+    return added_operations(host_libraries(packages), context.runner.toolchain)
 
 
 def _as_entry(model: ModelFolder) -> CacheEntry:
@@ -428,9 +427,11 @@ class GenAIBuilder(Stage[ModelInput, GenAIBuilderConfig, GenAIBuilderOutput]):
             reason = "the genai_builder needs it; name the SoC, such as chipset:SM8750"
             raise ConfigFileError("recipe", None, "soc_details", reason)
         options = _builder_options(config, settings, folder)
-        target = parse_target(settings.soc_details)
-        additions = Additions.of(options, target, OrtQnnToolchain())
-        BuildPlan(options, options.compile_config(target), additions).checked()
+        target, toolchain = parse_target(settings.soc_details), settings.open_toolchain(folder)
+        additions = Additions.of(options, target, toolchain)
+        plan = BuildPlan(options, options.compile_config(target), additions).checked()
+        for one in plan.compile_configs():
+            toolchain.check(one)
 
     def run(
         self, inputs: ModelInput, config: GenAIBuilderConfig, context: StageContext
@@ -440,7 +441,7 @@ class GenAIBuilder(Stage[ModelInput, GenAIBuilderConfig, GenAIBuilderOutput]):
         adds = settings.features.options(context.folder_of_recipe)
         text = _calibration_text(_following(context).calibration_text, context) if adds else None
         source = onnx_source(inputs.model, context, text)
-        builder = GenAIBuilderHTP(source, context.cache_root, OrtQnnToolchain())
+        builder = GenAIBuilderHTP(source, context.cache_root, context.runner.toolchain)
         builder.options = _builder_options(config, settings, context.folder_of_recipe)
         builder.set_targets([settings.soc_details or ""])
         build = builder.plan()

@@ -118,6 +118,8 @@ class BuildRequest(BaseModel):
             encodings=path(entry.encodings),
             calibration=path(entry.calibration),
             verify=entry.verify,
+            toolchain=entry.toolchain,
+            qairt_sdk=path(entry.qairt_sdk),
         )
 
     def plan(self) -> "Build":

@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from buildlib.toolchains.registry import ToolchainName
 from harness.devices.spec import check_type_name
 from harness.errors import FailureClass, WrongUseError
 from harness.pool.config import ReceiverConfig
@@ -52,6 +53,8 @@ class BuildEntry(_Part):
         model: an ONNX export, or the folder of a checkpoint.
         options: any options of the builder by their dotted keys, or in sections.
         verify: run the model before and after each stage, and refuse stages that changed it.
+        toolchain: compiler.
+        qairt_sdk: folder of the SDK.
     """
 
     model: NonEmpty
@@ -65,6 +68,8 @@ class BuildEntry(_Part):
     embedding_lut: bool = False
     options: Mapping[str, object] = Field(default_factory=dict)
     verify: bool = False
+    toolchain: ToolchainName = "pypi"
+    qairt_sdk: NonEmpty | None = None
 
 
 class ContainerEntry(_Part):

@@ -8,8 +8,8 @@ import pytest
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import SIDECAR
 from buildlib.cache.store import StageCache
-from buildlib.errors import InputFileError, InvalidOptionError
-from buildlib.replay import CompiledModel, DlcModel, compile, load  # noqa: A004
+from buildlib.errors import InputFileError, InvalidOptionError, ToolchainMissingError
+from buildlib.replay import CompiledModel, DlcModel, compile, load, replay  # noqa: A004
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
@@ -61,6 +61,19 @@ def test_one_dlc_alone_and_its_temporary_folder_goes_with_it(
     assert compiled.save(tmp_path) == tmp_path / "ar8_cl32_1_of_1.bin"
     del compiled
     assert not folder.exists()
+
+
+def test_what_the_sdk_made_is_replayed_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QAIRT_SDK_ROOT", str(tmp_path / "sdk"))
+    cache = StageCache(tmp_path / "cache", "sample")
+    split = cache.get_or_build(StageKey("transform", {}, ()), tmp_path, lambda _: None)
+    config, versions = {"target": "SM8750"}, {"toolchain": "qairt"}
+    key = StageKey("convert", config, (split.hash, split.hash), versions)
+    entry = cache.get_or_build(key, tmp_path, lambda _: None, subject="ar1_cl32_1_of_1")
+    with pytest.raises(ToolchainMissingError, match=str(tmp_path / "sdk")):
+        replay(entry.folder, tmp_path / "again")
 
 
 def test_saving_never_overwrites_silently(dlcs: list[Path], tmp_path: Path) -> None:

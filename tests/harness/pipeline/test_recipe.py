@@ -110,6 +110,7 @@ def test_an_error_names_file_line_and_key(
             "features: {speculative_decoding: {type: ssd-q1, ssd_tensor_file: nope.pt}}\nstages:",
             "nope.pt",
         ),
+        ("stages:", "toolchain: qairt\nqairt_sdk: sdk\nstages:", "sdk"),
         ("w8a16", "w8a16\n    calibration_text: nope.txt", "nope.txt"),
     ],
 )

@@ -66,6 +66,14 @@ def test_paths_among_the_options_are_relative_to_the_plan(
     assert f"{tmp_path}/trained/{path}" in build.error
 
 
+def test_the_compiler_that_a_plan_names_builds(tmp_path: Path) -> None:
+    how = BUILD | {"toolchain": "qairt", "qairt_sdk": "sdk"}
+    (build,) = build_containers(
+        make_plan(containers=[{"path": "head", "build": how}]), tmp_path / "plan.yaml"
+    )
+    assert f"{tmp_path}/sdk" in build.error
+
+
 def test_a_folder_that_is_no_container_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "thesis.tex").write_text("years of work")
