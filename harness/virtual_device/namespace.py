@@ -205,7 +205,12 @@ def _unused_uid() -> int:
 
 def _give(root: Path, uid: int) -> None:
     """Make a user the owner of a folder and of all below it; links are not followed."""
-    os.chown(root, uid, uid)
+    try:
+        os.chown(root, uid, uid)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise OSError(error.errno, f"chown: root's user namespace has no user {uid}") from error
     for parent, folders, files in os.walk(root):
         for path in (Path(parent, name) for name in (*folders, *files)):
             status = path.lstat()
