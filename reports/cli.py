@@ -34,6 +34,14 @@ def report(
         str | None,
         typer.Option(help="Only runs since then: 7d, 12h, or a date such as 2026-05-31 (UTC)."),
     ] = None,
+    night: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATE",
+            help="The report of an earlier morning: only the nights that began on this date (UTC), "
+            "with the heat of their devices, judged by what was measured until then.",
+        ),
+    ] = None,
     plan: Annotated[str | None, typer.Option(help="Only runs of the plan of this name.")] = None,
     container: Annotated[
         str | None,
@@ -109,6 +117,8 @@ def report(
         if _same_file(db, out):
             raise ReportError(f"{out} is the results database: give --out another name")
         html_file.check_path(out)
+    if night is not None and (public is not None or since is not None or baseline):
+        raise ReportError("--night goes with neither --since, --baseline nor --public")
     run_filter = RunFilter(
         since=None if since is None else parse_moment(since, "--since"),
         plan=plan,
@@ -123,7 +133,9 @@ def report(
         else:
             answers().print(f"Report of {pluralize(count, 'run')} for everybody: {target}")
         return
-    composed = page.compose(page.load(db, run_filter, devices.read_device_health(pool), baseline))
+    day = None if night is None else parse_moment(night, "--night").astimezone(UTC).date()
+    health = devices.read_device_health(pool)
+    composed = page.compose(page.load(db, run_filter, health, baseline, day))
     if figure is not None:
         _print_figure(composed, figure, format)
         return

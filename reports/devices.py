@@ -13,7 +13,7 @@ from harness.results.device_health import DOOR, DeviceEvent, DeviceHealth
 from harness.results.history import Series
 from harness.results.identity import Subject, container_name, device_name, place
 from harness.results.metrics import LEADING_METRICS, find_metric
-from harness.results.nights import PAUSE
+from harness.results.nights import LONGEST, PAUSE
 from harness.results.records import RepetitionTelemetry, Run, RunMeans
 from harness.results.stability import THROTTLING, start_temperature
 from reports.figures import Column, Figure, Spec, Value, moment, quantity, tooltips
@@ -192,8 +192,10 @@ def heat_figures(
     """Draw the newest night of each device: its speeds, and heat and charge beside them."""
     nights: dict[str, list[Run]] = {}
     for run in (one.run for one in reversed(measured)):  # newest first
-        night = nights.setdefault(run.device.serial, [])
-        if run.status == "done" and (not night or run.created_at > night[-1].created_at - PAUSE):
+        night, at = nights.setdefault(run.device.serial, []), run.created_at
+        if run.status == "done" and (
+            not night or at > max(night[-1].created_at - PAUSE, night[0].created_at - LONGEST)
+        ):
             night.append(run)
     newest = dict(list(nights.items())[:MOST_HEATED])
     shares = _shares(series, {run.id for night in newest.values() for run in night})
@@ -261,7 +263,7 @@ def _heat_figure(
         f"heat-{re.sub('[^A-Za-z0-9]+', '-', run.device.serial)}",
         f"Night of {day(night[0].created_at)} on {run.device.serial} ({place(run)})",
         "Speeds of its sessions against the median of their histories, and the heat meanwhile. "
-        "Red sessions throttled.",
+        "Red sessions throttled. Another night: qnnfarm report --night DATE.",
         columns,
         tuple(rows),
         {

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import date, datetime
 
 from harness.errors import ArtifactError
 from harness.results.alerts import Alert, assess, list_alerts
@@ -13,7 +13,8 @@ from harness.results.gate import Gate, GateOptions, judge_gate
 from harness.results.history import Series, find_series
 from harness.results.identity import place
 from harness.results.metrics import BRIEF_METRICS, find_metric
-from harness.results.records import SIDES, RepetitionTelemetry, Run, RunMeans
+from harness.results.nights import group_nights
+from harness.results.records import SIDES, RepetitionTelemetry, Run, RunHead, RunMeans
 from harness.results.store import EVERYTHING, ResultsStore, RunFilter, without_collection
 from harness.results.timeline import UNTRACED, build_timeline, read_traces
 from harness.words import HOST_CPU, pluralize, stand_in
@@ -21,6 +22,7 @@ from reports import charts, summary, text
 from reports.changes import ShownChange, find_changes
 from reports.content import TITLES, KeptFiles, Kind, Results, Section, list_runs
 from reports.devices import DeviceUse, device_figures, find_device_use, heat_figures
+from reports.errors import ReportError
 from reports.figures import Figure
 from reports.headline import RECENT, Headline, judge_page
 from reports.history import find_present, find_runs_before, group_series
@@ -108,33 +110,42 @@ def load(
     wanted: RunFilter = EVERYTHING,
     devices: Sequence[DeviceHealth] = (),
     baseline: str = "",
+    night: date | None = None,
 ) -> Results:
     """Read the means of the selected runs, and the runs that the report shows in full.
 
     Args:
         baseline: of the newest results, as `qnnfarm gate` takes it; empty for none.
+        night: the report is that of the morning after, of the nights that began on this date.
 
     Raises:
         StoreError: there is no such store, or it cannot be read.
         NotStoredError: it has no results of the baseline.
     """
     with ResultsStore.open(location, create=False) as store, without_collection():
-        all_means = store.means()  # whatever is shown of a history, the whole is judged
+        all_means, heads = store.means(), store.heads()
+        known_alerts = list_alerts(store)
+        if night is not None:
+            since, until = _find_night(heads, night)
+            wanted = replace(wanted, since=since)
+            all_means = tuple(one for one in all_means if one.run.created_at <= until)
+            known_alerts = tuple(one for one in known_alerts if one.began_at <= until)
+        # Whatever is shown of a history, the whole is judged.
         means = tuple(one for one in all_means if wanted.matches(one.run))
         runs = [one.run for one in means]
         ids = {run.id for run in runs}
-        judged = find_series(all_means, store.heads())
+        judged = find_series(all_means, heads)
         series = tuple(one for one in judged if not ids.isdisjoint(one.runs))
         groups = group_series([one.since(wanted.since) for one in series])
         listing = list_runs(runs)
         present = find_present(groups, runs)
         newest = [run.id for run in runs if run.id in present or run.label in SIDES]
         full_ids = [run.id for run in listing.full]
-        timed = store.newest_with_telemetry(MOST_TIMELINES) & ids
+        timed = store.newest_with_telemetry(MOST_TIMELINES, ids)
         full = store.get_runs(sorted({*newest[-MOST_PRESENT:], *full_ids, *timed}))
         # A window hides no loss, also of a history that ended before it.
         whole = replace(wanted, since=None) == EVERYTHING
-        alerts = _alerts(store, judged if whole else series, whole=whole)
+        alerts = _alerts(known_alerts, judged if whole else series, whole=whole)
         return Results(
             store.location.rstrip("/").rpartition("/")[2],
             means,
@@ -152,10 +163,23 @@ def load(
         )
 
 
-def _alerts(store: ResultsStore, series: Sequence[Series], *, whole: bool) -> tuple[Alert, ...]:
+def _find_night(heads: Sequence[RunHead], night: date) -> tuple[datetime, datetime]:
+    """Return the first and the last run of the nights that began on a date."""
+    nights = group_nights(heads)
+    ends = [one for one in nights if one[0].created_at.date() == night]
+    if not ends:
+        days = sorted(
+            {one[0].created_at.date() for one in nights}, key=lambda day: abs(day - night)
+        )
+        others = f"; the nearest one began on {days[0]}" if days else ""
+        raise ReportError(f"no night began on {night} (UTC){others}")
+    return ends[0][0].created_at, max(one[-1].created_at for one in ends)
+
+
+def _alerts(known: Sequence[Alert], series: Sequence[Series], *, whole: bool) -> tuple[Alert, ...]:
     """Return the alerts of the histories that are shown; of all histories, if all runs are."""
     series_ids = {one.id for one in series}
-    return assess(series, [one for one in list_alerts(store) if whole or one.series in series_ids])
+    return assess(series, [one for one in known if whole or one.series in series_ids])
 
 
 def _gate(

@@ -5,11 +5,12 @@ import gc
 import hashlib
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
+from itertools import islice
 from operator import add, attrgetter
 from pathlib import Path
 from typing import Any, Self
@@ -476,13 +477,18 @@ class ResultsStore(Closeable):
         with self.database.reading() as connection:
             return (*connection.execute(ends).one(), *connection.execute(changes).one())
 
-    def newest_with_telemetry(self, newest: int) -> frozenset[str]:
+    def newest_with_telemetry(
+        self, newest: int, among: Container[str] | None = None
+    ) -> frozenset[str]:
         """Find the newest runs that have telemetry, at most `newest` of them."""
         table, runs = schema.telemetry, schema.runs
         has_some = select(table.c.run_id).where(table.c.run_id == runs.c.id).exists()
-        query = select(runs.c.id).where(has_some).order_by(*_NEWEST_FIRST).limit(newest)
+        query = select(runs.c.id).where(has_some).order_by(*_NEWEST_FIRST)
         with self.database.reading() as connection:
-            return frozenset(connection.scalars(query))
+            if among is None:
+                return frozenset(connection.scalars(query.limit(newest)))
+            found = (one for one in connection.scalars(query) if one in among)
+            return frozenset(islice(found, newest))
 
     def close(self) -> None:
         """Close the connections."""

@@ -1,13 +1,16 @@
 """Use and health of devices, as the page of devices shows them."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+
+import pytest
 
 from harness.results.device_health import DeviceEvent, DeviceHealth
 from harness.results.records import Condition, RunMeans
 from harness.results.store import ResultsStore
 from reports import page
 from reports.devices import MOST_EVENTS, device_figures, find_device_use
+from reports.errors import ReportError
 from tests.reports import lab
 from tests.reports.conftest import START, Sample, changed, speeds
 
@@ -109,3 +112,14 @@ def test_heat_of_the_newest_night_stands_beside_its_speeds(tmp_path: Path) -> No
     lanes = figure.spec["vconcat"]
     assert isinstance(lanes, list)
     assert len(lanes) == 4, "prefill, decode, temperature, charge"
+
+    # The report of the first night knows nothing of what came after.
+    early = page.compose(page.load(str(tmp_path / "results.db"), night=START.date()))
+    assert [one.run.id for one in early.results.measured] == [run.id for run in runs[:2]]
+    assert not any("throttled" in line for line in early.headline.lines)
+    (figure,) = (one for one in early.figures if one.id.startswith("heat-"))
+    assert str(START.date()) in figure.title
+    assert [row[keys.index("decode_tokens_per_s")] for row in figure.rows] == [100, 100]
+    nearest = f"no night began on 2019-01-01 .*the nearest one began on {START.date()}"
+    with pytest.raises(ReportError, match=nearest):
+        page.load(str(tmp_path / "results.db"), night=date(2019, 1, 1))

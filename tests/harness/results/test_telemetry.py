@@ -193,7 +193,8 @@ def test_the_largest_telemetry_can_be_kept(store: ResultsStore, make_run: MakeRu
         recorder.add_telemetry([noise], repetition=0)
     (kept,) = store.telemetry(run.id)
     assert kept.series == (noise,)
-    assert store.newest_with_telemetry(3) == {run.id}
+    assert store.newest_with_telemetry(3) == store.newest_with_telemetry(3, {run.id}) == {run.id}
+    assert store.newest_with_telemetry(3, {"another"}) == frozenset()
 
 
 _TAMPERED = {"sqlite": ("'text'", "x'00'", "7"), "postgresql": ("''", "'\\x00'", "'text'")}
