@@ -42,9 +42,9 @@ genie-mutations:
 families:
 	$(PYTHON) -m pytest -n 0 -m "slow or not slow" tests/buildlib/builder/test_families.py
 
-# Further ways along paths that the suite takes once: adapters, tables, op packages, mllm's contracts, mixed precision, sampling, chats, tasks, workers of xdist.
+# Further ways along paths that the suite takes once: the second shell, engine and confinement, techniques, adapters, layouts of pages, chats, workers of xdist.
 variants:
-	$(PYTHON) -m pytest -m slow tests/buildlib/builder/test_mllm.py tests/buildlib/dialogs/test_embedding_dialog.py tests/harness/pipeline/test_llm.py tests/harness/pipeline/test_quantization.py tests/harness/pytest_plugin tests/harness/runtimes/genie/test_dialogs.py tests/harness/runtimes/graph tests/harness/runtimes/test_op_packages.py tests/harness/workloads
+	$(PYTHON) -m pytest -m variant
 
 # SSD and Eaglet against plain decoding, over prompts, turns and adapters, and the rows that Genie keeps of both.
 speculation:

@@ -109,7 +109,7 @@ def marked_processes(run_dir: Path) -> list[int]:
     return processes_with(b"run:" + (run_dir / ".qnnfarm" / "marker").read_bytes().strip())
 
 
-@pytest.fixture(scope="session", params=["mksh", "dash"])
+@pytest.fixture(scope="session", params=["mksh", pytest.param("dash", marks=pytest.mark.variant)])
 def bare_path(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path]:

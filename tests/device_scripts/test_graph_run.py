@@ -174,7 +174,7 @@ genie_api.leave(0)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 @pytest.mark.parametrize("options", BUILDS.values(), ids=BUILDS)
 def test_twenty_prompts_are_answered_as_by_genie(
     runner: Runner, options: dict[str, object], build_cache: Path, tmp_path: Path

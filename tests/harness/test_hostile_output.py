@@ -295,7 +295,7 @@ PARSERS: dict[str, Parser] = {
 
 
 @pytest.mark.parametrize(
-    "size", [250_000, pytest.param(10_000_000, marks=pytest.mark.slow)], ids=["0.25 MB", "10 MB"]
+    "size", [250_000, pytest.param(10_000_000, marks=pytest.mark.variant)], ids=["0.25 MB", "10 MB"]
 )
 def test_no_output_of_a_device_freezes_us(size: int) -> None:
     program = f"from {__name__} import main; main()"

@@ -146,6 +146,7 @@ def test_a_figure_can_be_read(browser: Chrome, load: Load, samples: Samples) -> 
     assert requests(browser) <= {address}
 
 
+@pytest.mark.variant
 def test_telemetry_and_comparisons_fit_and_stay_silent(browser: Chrome, load: Load) -> None:
     address = load(lab.comparison(), add_sessions)
     assert browser.find_element(By.CSS_SELECTOR, "[data-verdict=regressed]").is_displayed()
@@ -157,6 +158,7 @@ def test_telemetry_and_comparisons_fit_and_stay_silent(browser: Chrome, load: Lo
     assert complaints(browser) == []
 
 
+@pytest.mark.variant
 def test_no_part_of_the_page_scrolls_sideways(
     browser: Chrome, load: Load, samples: Samples
 ) -> None:
@@ -284,6 +286,7 @@ def test_figures_are_copied_as_command_csv_and_markdown(
     assert markdown == figure.to_markdown()
 
 
+@pytest.mark.variant
 def test_a_history_is_zoomed_by_buttons_and_fingers(browser: Chrome, load: Load) -> None:
     phone = Sample("SM8750", emulator=False, model="Llama-3.2-1B")
     nights = []
@@ -339,6 +342,7 @@ def test_two_runs_stand_side_by_side(browser: Chrome, load: Load) -> None:
     assert any("SHA-256" in text and "b" * 64 in text for text in rows)
 
 
+@pytest.mark.variant
 def test_a_site_works_from_a_folder(browser: Chrome, tmp_path: Path, samples: Samples) -> None:
     database, folder = tmp_path / "results.db", tmp_path / "site"
     with ResultsStore.open(database) as store:
@@ -379,6 +383,7 @@ def test_the_policy_stops_what_would_slip_through(
     assert requests(browser) <= {address}
 
 
+@pytest.mark.variant
 def test_a_hundred_rows_are_grouped_and_filtered(browser: Chrome, load: Load) -> None:
     models, places = ("Llama-3.2-1B", "Qwen3-4B", "Phi-4-mini", "gemma-3-1b"), range(8650, 8675)
     values = speeds([999, 1000], [50, 51], [0.04, 0.04], 1310)

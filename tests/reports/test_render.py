@@ -116,7 +116,7 @@ def infected_runs(samples: Samples, text: str) -> list[Run]:
 def test_text_from_outside_changes_no_structure(samples: Samples) -> None:
     harmless = Structure(html_of(infected_runs(samples, "harmless")))
 
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=5, deadline=None)
     @given(HOSTILE)
     def check(text: str) -> None:
         found = Structure(html_of(infected_runs(samples, text)))

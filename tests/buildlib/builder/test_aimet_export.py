@@ -59,6 +59,7 @@ def test_an_export_of_an_export_is_the_same_model(exported: Path, tmp_path: Path
     assert (logits(again, tokens) == logits(exported, tokens)).all()
 
 
+@pytest.mark.variant
 def test_the_command_writes_the_same_with_and_without_its_only_form(
     exported: Path, tiny: Path, tmp_path: Path
 ) -> None:

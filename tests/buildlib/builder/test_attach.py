@@ -139,6 +139,7 @@ def test_shapes_that_a_model_does_not_have_cannot_be_kept(
         builder.build()
 
 
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_models_can_keep_their_ar_at_another_context_length(
     decode_export: Path, one_layer_export: Path, build_cache: Path, tmp_path: Path
@@ -164,6 +165,7 @@ def without_encodings(export: Path, folder: Path) -> Path:
     return folder / export.name
 
 
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_an_attached_model_without_encodings_has_the_caches_of_the_main_one(
     one_layer_export: Path, decode_export: Path, tiny_text: str, build_cache: Path, tmp_path: Path

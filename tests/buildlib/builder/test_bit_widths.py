@@ -90,6 +90,7 @@ def test_the_default_is_w8a16(tiny_bundle: Path) -> None:
     assert "uint16: " in str(container.metadata.model.quantization["activations"])
 
 
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_lpbq_is_built_where_the_width_allows(wide: Path, tiny_text: str, tmp_path: Path) -> None:
     builder = of(wide, tiny_text, tmp_path, {PARAM: 4, BLOCK: 16})
@@ -136,7 +137,7 @@ def onnx_folder(export: Path, folder: Path, keep: Callable[[str], bool]) -> Path
 @pytest.mark.parametrize(
     ("keep", "options", "precision", "warned"),
     [
-        ("", {PARAM: 4, ACT: 8, KV: 16}, "W4A8KV16", {}),
+        pytest.param("", {PARAM: 4, ACT: 8, KV: 16}, "W4A8KV16", {}, marks=pytest.mark.variant),
         (
             ".",
             {PARAM: 4, ACT: 8, KV: 16},
@@ -147,7 +148,13 @@ def onnx_folder(export: Path, folder: Path, keep: Callable[[str], bool]) -> Path
                 f"{PARAM}=4": "7 weights of 8 bits",
             },
         ),
-        ("^(?!.*mlp)", {PARAM: 4}, "W4/8A16", {f"{PARAM}=4": "4 weights of 8 bits"}),
+        pytest.param(
+            "^(?!.*mlp)",
+            {PARAM: 4},
+            "W4/8A16",
+            {f"{PARAM}=4": "4 weights of 8 bits"},
+            marks=pytest.mark.variant,
+        ),
     ],
     ids=["none", "all", "some"],
 )

@@ -45,7 +45,9 @@ def clean(
     return small_builder(model, build_cache).build().metadata.container_sha256
 
 
-@pytest.mark.parametrize("operation", ["import", "transform"])
+@pytest.mark.parametrize(
+    "operation", [pytest.param("import", marks=pytest.mark.variant), "transform"]
+)
 def test_weights_that_are_written_over_end_the_build_and_spoil_no_entry(
     operation: str, model: Path, clean: str, tmp_path: Path
 ) -> None:

@@ -13,7 +13,6 @@ from tests.buildlib.model_folders import EXPORTS, copy_of_export
 NAMES = sorted(path.name for path in EXPORTS.iterdir() if path.is_dir())
 EVERYDAY = {"aihub-llama"}
 """Beside these, `dynamo-llama` is built under another name; `make exports` builds all."""
-FOUR_BITS = {"dynamo-phi3"}
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_an_export_is_built_and_no_stage_changes_it(folder: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     "folder",
-    [pytest.param(name, marks=[] if name in FOUR_BITS else pytest.mark.slow) for name in NAMES],
+    [pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
     indirect=True,
 )
 def test_weights_that_techniques_change_are_no_fault_of_the_import(

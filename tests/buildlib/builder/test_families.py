@@ -22,7 +22,6 @@ from tests.buildlib import families
 pytestmark = pytest.mark.needs("libatomic1")
 
 AR, CL = 8, 32
-EVERYDAY = "gemma3"  # windows, two sets of rotations, norms on both sides, GELU
 
 
 def build(folder: Path, cache: Path) -> Path:
@@ -46,10 +45,7 @@ def sampled(loop: HostLoop, seed: int) -> tuple[list[int], npt.NDArray[np.float3
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name == EVERYDAY else pytest.mark.slow)
-        for name in (*families.RECIPES, "baichuan")
-    ],
+    [pytest.param(name, marks=pytest.mark.slow) for name in (*families.RECIPES, "baichuan")],
 )
 def test_the_perplexity_on_the_emulator_is_that_in_float(name: str, tmp_path: Path) -> None:
     folder = families.write_checkpoint(tmp_path / "model", families.family_config(name))

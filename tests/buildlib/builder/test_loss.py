@@ -112,6 +112,7 @@ def test_bits_that_hold_are_not_talked_about(tmp_path: Path) -> None:
         check_loss(folder, "mine", 1.0)
 
 
+@pytest.mark.variant
 def test_encodings_of_the_users_own_stay(
     kv8: tuple[Path, LossRecord, dict[str, int]], tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from tests.mllm_files import write_files
 AR, CL = 20, 100
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_both_contracts_compute_the_same_bits(
     make_checkpoint: MakeCheckpoint, tmp_path: Path

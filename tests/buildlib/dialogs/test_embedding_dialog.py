@@ -23,7 +23,7 @@ def embedded(genie_lab: GenieLab, tmp_path_factory: pytest.TempPathFactory) -> D
     return folder, genie_lab.compile(model, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 @pytest.mark.genie_configuration("embedding lut ufixed16")
 def test_a_table_on_the_inputs_grid_gives_the_same_text(
     genie_lab: GenieLab, plain_answer: str, embedded: Dialog
@@ -36,7 +36,7 @@ def test_a_table_on_the_inputs_grid_gives_the_same_text(
     assert genie_lab.ask(folder, looked_up) == plain_answer
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 @pytest.mark.genie_configuration("embedding lut ufixed8")
 def test_a_coarser_table_is_requantized(genie_lab: GenieLab, embedded: Dialog) -> None:
     folder, config = embedded

@@ -46,7 +46,7 @@ def with_local_rotations(model: Path, folder: Path) -> Path:
     return save_with_encodings(changed, folder / "model.onnx")
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_a_second_set_of_rotations_has_a_base_of_its_own(
     genie_lab: GenieLab, plain_answer: str, tmp_path: Path
 ) -> None:

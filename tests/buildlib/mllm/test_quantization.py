@@ -157,7 +157,7 @@ def test_a_technique_brings_the_model_closer_to_float(
     assert _sqnr(gptaq, exact) > _sqnr(plain, exact) + 1
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_the_table_of_techniques(tmp_path: Path) -> None:
     """What docs/aot.md has, over ten held-out windows; `pytest -s` prints it."""
     ids, text = _heldout(10 * _CL), tiny_llama.calibration_text()

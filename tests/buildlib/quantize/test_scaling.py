@@ -49,7 +49,7 @@ def logits(model: FloatModel) -> npt.NDArray[np.float32]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.slow)
+        pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.variant)
         for name in (*families.RECIPES, "baichuan")
     ],
 )

@@ -19,7 +19,7 @@ def test_most_tokens_must_be_likely() -> None:
     assert "nothing is pushed" in str(nonsense)
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_a_context_of_other_weights_answers_nonsense(
     adb_environment: Path, make_checkpoint: MakeCheckpoint, tmp_path: Path

@@ -203,7 +203,7 @@ def test_failed_verification_is_told_to_whoever_asked_for_the_build(
     jobs.unregister()
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_verification_is_shown_as_that_of_a_build_here(
     start: Start, server: PostgresqlServer, tmp_path: Path, build_cache: Path
@@ -224,7 +224,7 @@ def test_verification_is_shown_as_that_of_a_build_here(
     assert "verdict" in tables[0]
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_cancelled_build_ends_on_its_worker(
     lab: LabBuilds,
     start: Start,
@@ -298,7 +298,7 @@ def test_cancelled_plan_ends_its_builds(server: PostgresqlServer, tmp_path: Path
     assert statuses(server) == {"cancelled": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 @pytest.mark.usefixtures("jobs")
 def test_build_of_a_killed_worker_is_finished_by_another(

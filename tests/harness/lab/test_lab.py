@@ -93,14 +93,14 @@ def test_cell_of_a_killed_worker_goes_to_another(lab: Lab) -> None:
     assert str(other)[:2] != owner.name
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_worker_that_is_ended_gives_its_cells_back(lab: Lab) -> None:
     process = lab.submit(lab.plan("sleep 3"))
     assert lab.owner().stop() == 130
     lab.finish(process, succeeded=1)
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_workers_outlive_a_restart_of_the_database(lab: Lab) -> None:
     process = lab.submit(lab.plan(*("sleep 1" for _ in range(6)), retries={"device": 2}))
     wait_for(lambda: lab.statuses()["doing"] > 0, lab.statuses)
@@ -126,7 +126,7 @@ def test_plan_is_followed_beyond_a_connection_that_is_cut(lab: Lab) -> None:
     assert "1 done" in answer
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_interrupted_command_leaves_cells_running_and_follows_them_again(lab: Lab) -> None:
     plan = lab.plan(*("sleep 2" for _ in range(6)))
     process = lab.submit(plan)
@@ -140,7 +140,7 @@ def test_interrupted_command_leaves_cells_running_and_follows_them_again(lab: La
     assert lab.statuses() == {"succeeded": 6}
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_cancelled_cells_end_on_their_devices(lab: Lab) -> None:
     plan = lab.plan(*("sleep 100" for _ in range(8)))
     process = lab.submit(plan)
@@ -188,7 +188,7 @@ def test_failed_cell_is_told_with_its_host_and_reason(lab: Lab) -> None:
     assert "1 cell submitted, 1 of 2 done" in remarks, "what failed is tried again"
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_requirement_of_no_host_waits_for_one(lab: Lab) -> None:
     plan = lab.plan("true", devices=[{"soc": "SM8650"}])
     process = lab.submit(plan)
@@ -199,7 +199,7 @@ def test_requirement_of_no_host_waits_for_one(lab: Lab) -> None:
     process.communicate(timeout=200)
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_container_is_measured_once_and_stored(lab: Lab, tiny_bundle: Path) -> None:
     bench = {

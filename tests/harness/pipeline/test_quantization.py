@@ -122,7 +122,7 @@ def test_techniques_of_their_own_stage_take_the_text_of_the_recipe(
         pipe.construct(until="quantization_opt")
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_activations_of_8_and_16_bits_stand_in_one_graph(make_recipe: MakeRecipe) -> None:
     def make(patterns: list[str]) -> LLMPipeline:

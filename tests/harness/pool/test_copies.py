@@ -39,7 +39,7 @@ from tests.harness.pool.conftest import TTL_S, Bench, on_each_database, process
 if TYPE_CHECKING:
     from harness.pool.opener import Opener
 
-LEASES = int(os.environ.get("QNNFARM_LEASES", "20"))
+LEASES = int(os.environ.get("QNNFARM_LEASES", "10"))
 SEED = int(os.environ.get("QNNFARM_SEED", "4"))
 MEMBER = Member("a", DeviceSpec("local", ""))
 Rows = dict[str, list[dict[str, object]]]
@@ -390,7 +390,7 @@ def state_of(bench: Bench, key: str) -> Rows:
 
 
 @settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )

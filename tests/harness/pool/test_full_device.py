@@ -89,6 +89,7 @@ def test_a_claim_on_a_full_disk_ends_in_time_and_burns_no_tokens(tmp_path: Path)
     assert failures == []
 
 
+@pytest.mark.variant
 @pytest.mark.needs("namespaces")
 def test_a_plan_on_a_full_device_ends_at_sigterm(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(_PLAN)

@@ -724,7 +724,7 @@ def test_a_server_that_will_be_there_is_waited_for(
     assert next(tries) > 1
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_the_dead_that_wait_for_a_server_do_not_hold_the_living_up_one_after_the_other(
     server_location: str,
 ) -> None:

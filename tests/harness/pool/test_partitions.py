@@ -35,7 +35,11 @@ sys.argv = [sys.argv[1], open(sys.argv[2]).read(), sys.argv[3]]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs("namespaces", "root"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.variant,
+    pytest.mark.needs("namespaces", "root"),
+    pytest.mark.timeout(600),
+]
 
 
 @dataclass

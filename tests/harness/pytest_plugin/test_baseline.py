@@ -29,7 +29,10 @@ IMPORTED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # our packages, 
     ("level", "sessions", "code", "verdict", "workers"),
     [
         (20.0, 3, 0, "no difference seen", ()),
-        (14.0, 3, 1, "regressed", ("-p", "xdist", "-n", "1")),
+        (14.0, 3, 1, "regressed", ()),
+        pytest.param(
+            14.0, 3, 1, "regressed", ("-p", "xdist", "-n", "1"), marks=pytest.mark.variant
+        ),
         (14.0, 1, 2, "no verdict", ()),
     ],
 )

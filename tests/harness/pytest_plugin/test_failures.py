@@ -75,7 +75,10 @@ def test_gets_the_same_device(device):
 
 @pytest.mark.parametrize(
     ("text", "workers", "crashes"),
-    [(_LOSES, "-n0", 0), (_LOSES + _CRASHES, "-n1", 1)],
+    [
+        (_LOSES, "-n0", 0),
+        pytest.param(_LOSES + _CRASHES, "-n1", 1, marks=pytest.mark.variant),
+    ],
     ids=["alone", "in a worker that dies later"],
 )
 def test_a_lost_device_is_an_error_and_the_next_test_gets_another(
@@ -224,7 +227,7 @@ def test_runs_for_ever(device, n):
 """
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.variant)])
 def test_an_interrupt_leaves_the_devices_clean(
     tmp_path: Path, adb_server: AdbServer, make_virtual_device: MakeDevice, workers: int
 ) -> None:

@@ -60,7 +60,7 @@ class _Lines:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "options",
-    [("-pno:xdist",), pytest.param(("-n2", "-v"), marks=pytest.mark.slow)],
+    [("-pno:xdist",), pytest.param(("-n2", "-v"), marks=pytest.mark.variant)],
     ids="".join,
 )
 def test_it_is_said_once_while_it_lasts(

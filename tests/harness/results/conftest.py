@@ -68,7 +68,16 @@ def postgresql(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlPlace]
     postgresql_server.empty("tests")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """PostgreSQL beside SQLite: always in files that try the statements alone, `BOTH_ENGINES`."""
+    chosen = (mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "place" in metafunc.fixturenames and "place" not in chosen:
+        marks = () if hasattr(metafunc.module, "BOTH_ENGINES") else pytest.mark.variant
+        both = ["sqlite", pytest.param("postgresql", marks=marks)]
+        metafunc.parametrize("place", both, indirect=True)
+
+
+@pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Where nothing is stored yet, on each engine."""
     if request.param == "sqlite":

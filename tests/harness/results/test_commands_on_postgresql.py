@@ -114,6 +114,7 @@ workloads:
 """
 
 
+@pytest.mark.variant
 def test_a_plan_goes_on_where_it_was(
     measuring: Callable[..., Done],
     postgresql: PostgresqlPlace,

@@ -20,6 +20,8 @@ from harness.results.store import ResultsStore
 from tests.command_line import Started
 from tests.harness.results.places import Place, PostgresqlPlace
 
+BOTH_ENGINES = True
+
 MakeRun = Callable[..., Run]
 pytestmark = pytest.mark.timeout(900)
 

@@ -35,6 +35,8 @@ from harness.results.store import LATEST, ResultsStore, RunFilter
 from tests.harness.results.places import Place
 from tests.reports.conftest import changed
 
+BOTH_ENGINES = True
+
 MakeRun = Callable[..., Run]
 REPETITIONS = (
     Measurement(metric="decode_tokens_per_s", value=16.1, repetition=0, is_warmup=True),

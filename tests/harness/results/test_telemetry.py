@@ -17,6 +17,8 @@ from harness.results.store import ResultsStore
 from harness.results.telemetry import pack, unpack
 from tests.harness.results.places import Place
 
+BOTH_ENGINES = True
+
 MakeRun = Callable[..., Run]
 
 

@@ -68,7 +68,7 @@ def start(device: Device, container: GenAIContainer) -> GenieRuntime:
     return GenieRuntime(device, device.properties(), container, OPTIONS)
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_logits_are_those_of_the_kernel_under_genie_and_by_graphs_alone(
     virtual_device: Device, tiny_export: Path, tiny_text: str, build_cache: Path, tmp_path: Path
 ) -> None:

@@ -122,7 +122,7 @@ def start_device(
         adb("disconnect", device.serial)
 
 
-@pytest.fixture(scope="session", params=["best", "none"])
+@pytest.fixture(scope="session", params=["best", pytest.param("none", marks=pytest.mark.variant)])
 def device(
     request: pytest.FixtureRequest, start_device: Callable[..., VirtualDevice]
 ) -> VirtualDevice:

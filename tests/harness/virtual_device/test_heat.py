@@ -100,7 +100,7 @@ _SYS = "cd $QNNFARM_SYS_ROOT &&"
 _CPU0 = "devices/system/cpu/cpu0/cpufreq"
 
 
-@pytest.fixture(scope="module", params=["best", "none"])
+@pytest.fixture(scope="module", params=["best", pytest.param("none", marks=pytest.mark.variant)])
 def warm(
     request: pytest.FixtureRequest, start_device: Callable[..., VirtualDevice]
 ) -> VirtualDevice:

@@ -31,7 +31,7 @@ _RUN = "sh run.sh folder 9 log -- true; sleep 60"
 """A run for the device, although the script is missing."""
 
 
-@pytest.fixture(scope="module", params=["best", "none"])
+@pytest.fixture(scope="module", params=["best", pytest.param("none", marks=pytest.mark.variant)])
 def struck(
     request: pytest.FixtureRequest, start_device: Callable[..., VirtualDevice]
 ) -> VirtualDevice:

@@ -152,7 +152,7 @@ def test_the_last_answer_is_that_to_the_ids_of_the_whole_conversation(session: S
     assert session.require(Generates).generate(whole).text == result.text
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_a_dialog_chats_as_generate_does_in_each_of_its_conversations(session: Session) -> None:
     asked = {"chat": True, "system": "Be brief.", "max_tokens": 6}
     whole = Generate.of(prompt=PROMPTS, **asked).run(session).output

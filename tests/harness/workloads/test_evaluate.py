@@ -52,7 +52,7 @@ def numpy_scores(rows: int) -> list[tuple[float, ...]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_choices_on_the_device_and_in_float(session: Session, store: ResultsStore) -> None:
     workload = Evaluate.of(task=str(CLOZE), limit=ROWS, reference=str(tiny_llama.folder()))
     workload.check(session.model)

@@ -69,7 +69,7 @@ def greedy(session: Session) -> tuple[int, ...]:
     return ids(session, max_tokens=24)
 
 
-@pytest.mark.slow
+@pytest.mark.variant
 def test_seeded_sampling_reproduces_and_top_k_1_is_greedy(
     session: Session, greedy: tuple[int, ...]
 ) -> None:

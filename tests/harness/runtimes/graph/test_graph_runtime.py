@@ -148,7 +148,7 @@ def checkpoint_without_bos(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["graphs_container", pytest.param("dialog_container", marks=pytest.mark.slow)]
+    "name", ["graphs_container", pytest.param("dialog_container", marks=pytest.mark.variant)]
 )
 def test_context_lengths_host_tables_and_adapters(
     virtual_device: Device, request: pytest.FixtureRequest, name: str
