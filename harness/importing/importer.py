@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from buildlib.validation import first_fault
 from harness.errors import HostFileError
-from harness.importing import json_files, llama_bench, logs
+from harness.importing import ai_hub, json_files, llama_bench, logs
 from harness.importing.json_files import Reader, of_entries
 from harness.importing.records import ForeignRun, UnreadableError
 from harness.results import provenance, published
@@ -30,6 +30,7 @@ from harness.results.records import (
     new_run_id,
 )
 from harness.results.store import ResultsStore
+from harness.runtimes.executorch import OBSERVER
 
 MAX_FILE_BYTES = 64 << 20
 
@@ -44,7 +45,11 @@ class Tool(StrEnum):
     ETDUMP = "etdump"
     MLLM = "mllm"
     AI_HUB = "ai-hub"
+    LLAMA_CPP = "llama.cpp"
     PUBLISHED = "qnnfarm"
+
+
+_LOGS = {Tool.ETDUMP, Tool.MLLM, Tool.LLAMA_CPP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +108,43 @@ _FORMATS = tuple(
     _Format(tool, re.compile(mark, re.MULTILINE), read)
     for tool, mark, read in (
         (Tool.LLAMA_BENCH, '"samples_ts"', of_entries(llama_bench.read_test)),
-        (Tool.LLAMA_BENCH, '^"?build_commit"?,', llama_bench.read_csv),
-        (Tool.LLAMA_BENCH, r"^INSERT INTO \w+ \(build_commit", llama_bench.read_sql),
-        (Tool.LLAMA_BENCH, r"\| *t/s *\|", llama_bench.read_markdown),
+        (
+            Tool.LLAMA_BENCH,
+            '^"?build_commit"?,',
+            of_entries(llama_bench.read_test, llama_bench.read_csv),
+        ),
+        (
+            Tool.LLAMA_BENCH,
+            r"^INSERT INTO \w+ \(build_commit",
+            of_entries(llama_bench.read_test, llama_bench.read_sql),
+        ),
+        (
+            Tool.LLAMA_BENCH,
+            r"\| *t/s *\|",
+            of_entries(llama_bench.read_test, llama_bench.read_markdown),
+        ),
         (Tool.GENIE, '"components"', of_entries(json_files.read_genie_profile)),
-        (Tool.AI_HUB, '"execution_summary"', of_entries(json_files.read_ai_hub_profile)),
+        (Tool.AI_HUB, '"execution_summary"', of_entries(ai_hub.read_profile)),
+        (
+            Tool.AI_HUB,
+            "^ *performance_metrics:",
+            of_entries(ai_hub.read_published, ai_hub.read_models),
+        ),
         (Tool.GENIEX, '"prefill_tps"', of_entries(json_files.read_geniex_bench)),
         (
             Tool.EXECUTORCH,
             '"benchmarkModel"|"benchmark_values"',
             json_files.read_executorch_benchmark,
         ),
-        (Tool.EXECUTORCH, "PyTorchObserver ", logs.read_executorch),
+        (Tool.EXECUTORCH, r"PyTorchObserver |\(tokens/second\)", logs.read_executorch),
         (Tool.ETDUMP, "event_block_name| inference took ", logs.read_etdump),
         (Tool.MLLM, "Prefill Speed|Performance Summary", logs.read_mllm),
+        (
+            Tool.MLLM,
+            "^schema_version,git_commit,",
+            of_entries(logs.read_mllm_means, logs.read_mllm_csv),
+        ),
+        (Tool.LLAMA_CPP, r" eval time = |\[ Prompt: [0-9.]+ t/s", logs.read_llama_timings),
     )
 )
 
@@ -190,7 +218,7 @@ def store_runs(store: ResultsStore, found: Imported) -> Imported:
     if runs:
         first = 1 if len(runs) == len(found.runs) else min(line for _, line in new.values())
         content = "\n".join(found.text.split("\n")[first - 1 :]).encode()
-        is_log = found.tool in {Tool.ETDUMP, Tool.MLLM} or "PyTorchObserver " in found.text
+        is_log = found.tool in _LOGS or "(tokens/second)" in found.text or OBSERVER in found.text
         runs = store.import_runs(runs, found.file, content, "log" if is_log else "profile")
     return replace(found, runs=runs, known=len(found.runs) - len(runs))
 
@@ -263,7 +291,8 @@ def _sweeps(found: Sequence[ForeignRun]) -> list[dict[str, str]]:
     newest: dict[tuple[object, ...], datetime] = {}
     for number, each in enumerate(found):
         lengths = (each.prompt_tokens, each.new_tokens, each.depth_tokens)
-        test = (each.model, each.precision, each.device_model, *lengths, *each.versions.values())
+        kind = (each.runner, each.model, each.precision, each.device_model)
+        test = (*kind, *lengths, *each.versions.values())
         if each.created_at is not None:
             nights[test] += each.created_at - newest.get(test, each.created_at) >= PAUSE
             newest[test] = each.created_at

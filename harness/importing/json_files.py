@@ -1,9 +1,7 @@
-"""Readers of JSON: profiles of Genie and AI Hub, results of geniex-bench and of ExecuTorch's apps.
+"""Readers of JSON: profiles of Genie, results of geniex-bench and of ExecuTorch's apps.
 
 Sources:
     Genie: "Genie Profile" in the Genie documentation, docs.qualcomm.com 80-63442-10.
-    AI Hub: `ProfileJob.download_profile` of the qai-hub client,
-        https://workbench.aihub.qualcomm.com/docs; times are in microseconds, memory in bytes.
     geniex-bench: see `harness.runtimes.geniex`.
     ExecuTorch: https://github.com/pytorch/executorch, `extension/benchmark`: what the app writes
         (`BenchmarkMetric`), and the same as records of PyTorch's benchmark database
@@ -12,12 +10,11 @@ Sources:
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import PureWindowsPath
 
-from harness.importing.records import ForeignRun, UnreadableError
+from harness.importing.records import Entries, ForeignRun, UnreadableError
 from harness.runtimes import geniex
 from harness.runtimes.genie.output import REQUIRED, figures_of
 from harness.runtimes.json_values import UNREADABLE, Entry, is_scalar, number, reason_of
@@ -33,11 +30,14 @@ _KEY = re.compile(r'"\w+"\s*:')
 _NEXT_OBJECT = re.compile(r"^[\[{]", re.MULTILINE)
 
 
-def of_entries(read: Callable[[int, Entry], Iterable[ForeignRun]]) -> Reader:
-    """Make the reader of a file from that of one object."""
+def of_entries(
+    read: Callable[[int, Entry], Iterable[ForeignRun]],
+    entries: Callable[[str], Entries] | None = None,
+) -> Reader:
+    """Make the reader of a file from that of one entry; of JSON, where nothing else is said."""
 
     def reader(text: str) -> Iterator[ForeignRun | UnreadableError]:
-        for item in read_entries(text):
+        for item in (entries or read_entries)(text):
             if isinstance(item, UnreadableError):
                 yield item
                 continue
@@ -52,7 +52,7 @@ def of_entries(read: Callable[[int, Entry], Iterable[ForeignRun]]) -> Reader:
     return reader
 
 
-def read_entries(text: str) -> Iterator[tuple[int, Entry] | UnreadableError]:
+def read_entries(text: str) -> Entries:
     """Read all objects, each with its first line: of arrays, of lines, or the only one.
 
     Lines of no JSON between them, which the tool printed meanwhile, are left out.
@@ -128,30 +128,6 @@ def read_genie_profile(line: int, entry: Entry) -> Iterator[ForeignRun]:
             of_dialog = {}
     if not has_query:
         raise UnreadableError(line, "the Genie profile has no query with figures")
-
-
-def read_ai_hub_profile(line: int, entry: Entry) -> Iterator[ForeignRun]:
-    """Read the profile of an AI Hub job: times of one call of the model, and memory."""
-    summary = entry["execution_summary"]
-    times = summary.get("all_inference_times") or [summary["estimated_inference_time"]]
-    once = {
-        "first_load_s": ("first_load_time", 1e-6),
-        "init_s": ("warm_load_time", 1e-6),
-        "inference_peak_bytes": ("estimated_inference_peak_memory", 1.0),
-    }
-    units = Counter(str(each["compute_unit"]) for each in entry.get("execution_detail", ()))
-    yield ForeignRun(
-        line,
-        "AI Hub",
-        source=canonical(entry),
-        settings={f"layers on {unit}": count for unit, count in sorted(units.items())},
-        repetitions=[{"inference_s": number(each) * 1e-6} for each in times],
-        session={
-            metric: number(summary[key]) * scale
-            for metric, (key, scale) in once.items()
-            if summary.get(key) is not None
-        },
-    )
 
 
 def read_geniex_bench(line: int, entry: Entry) -> Iterator[ForeignRun]:

@@ -5,14 +5,14 @@ has each repetition; the other forms have only the mean of a test, which becomes
 A table in markdown has no time, and names its settings as llama-bench shows them (`ngl`).
 """
 
-import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import PureWindowsPath
 
+from harness.importing.csv_files import read_rows
 from harness.importing.json_files import canonical
-from harness.importing.records import ForeignRun, UnreadableError
+from harness.importing.records import Entries, ForeignRun, UnreadableError
 from harness.runtimes.json_values import UNREADABLE, Entry, reason_of
 from harness.runtimes.llama_cpp.output import LlamaBenchTest
 
@@ -39,20 +39,10 @@ def read_test(line: int, entry: Entry) -> Iterator[ForeignRun]:
     )
 
 
-def read_csv(text: str) -> Iterator[ForeignRun | UnreadableError]:
-    """Read `-o csv`; other lines, which the tool printed meanwhile, are left out."""
-    names: list[str] = []
-    for line, row in enumerate(text.split("\n"), 1):
-        try:
-            fields = next(csv.reader([row.strip("\r")]), [])
-        except csv.Error as error:
-            if names:
-                yield UnreadableError(line, f"it is no CSV: {error}")
-            continue
-        if fields[:1] == ["build_commit"]:
-            names = fields
-        elif names and (row.startswith('"') or len(fields) == len(names)):
-            yield from _read_row(line, names, fields)
+def read_csv(text: str) -> Entries:
+    """Read the tests of `-o csv`."""
+    for item in read_rows(text, "build_commit"):
+        yield item if isinstance(item, UnreadableError) else (item[0], _typed(item[1]))
 
 
 _INSERT = re.compile(r"INSERT INTO \w+ \(([\w, ]+)\) VALUES \((.*)\);\s*")
@@ -60,7 +50,7 @@ _LONGEST_ROW = 100_000
 _SQL_VALUE = re.compile(r"\s*(?:'((?:[^']|'')*)'|([^',]*))\s*(?:,|\Z)")
 
 
-def read_sql(text: str) -> Iterator[ForeignRun | UnreadableError]:
+def read_sql(text: str) -> Entries:
     """Read the rows that `-o sql` inserts."""
     for line, row in enumerate(text.split("\n"), 1):
         if row.startswith("INSERT INTO"):
@@ -70,22 +60,16 @@ def read_sql(text: str) -> Iterator[ForeignRun | UnreadableError]:
                 continue
             values = [groups[0] or groups[1] for groups in _SQL_VALUE.findall(match[2])]
             values = values[:-1] if values[-1:] == [""] and not match[2].endswith(",") else values
-            yield from _read_row(line, match[1].split(", "), values)
+            names = match[1].split(", ")
+            if len(names) == len(values):
+                yield line, _typed(dict(zip(names, values, strict=True)))
+            else:
+                yield UnreadableError(line, f"it has {len(values)} values for {len(names)} names")
 
 
-def _read_row(
-    line: int, names: Sequence[str], values: Sequence[str]
-) -> Iterator[ForeignRun | UnreadableError]:
-    if len(names) != len(values):
-        yield UnreadableError(line, f"it has {len(values)} values for {len(names)} names")
-        return
+def _typed(row: Mapping[str, str]) -> Entry:
     texts = {"build_commit", "test_time", "model_filename", "model_type"}
-    pairs = zip(names, values, strict=True)
-    entry = {name: value if name in texts else _parsed(value) for name, value in pairs}
-    try:
-        yield from read_test(line, entry)
-    except UNREADABLE as error:
-        yield UnreadableError(line, reason_of(error))
+    return {name: value if name in texts else _parsed(value) for name, value in row.items()}
 
 
 _RULE = re.compile(r"[\s|:-]+")
@@ -95,37 +79,35 @@ _AMOUNT = re.compile(r"([0-9.]+) (GiB|MiB|B|M)")
 _UNITS = {"GiB": 2.0**30, "MiB": 2.0**20, "B": 1e9, "M": 1e6}
 
 
-def read_markdown(text: str) -> Iterator[ForeignRun | UnreadableError]:
-    """Read tables of `-o md`, with the line below that names the build."""
+def read_markdown(text: str) -> Entries:
+    """Read the rows of tables of `-o md`, with the line below that names the build."""
     names: list[str] = []
-    rows: list[tuple[int, dict[str, object]]] = []
+    rows: list[tuple[int, dict[str, str]]] = []
     for line, row in enumerate([*text.split("\n"), ""], 1):
         cells = [cell.strip() for cell in row.strip().strip("|").split("|")]
         build = _BUILD.fullmatch(row)
         if build is not None or "t/s" in cells:
-            yield from _read_cells(rows, build.groups() if build else ())
+            yield from _with_build(rows, build.groups() if build else ())
             names, rows = [] if build else cells, []
         elif names and row.lstrip().startswith("|") and not _RULE.fullmatch(row):
             if len(cells) != len(names):
                 yield UnreadableError(line, f"it has {len(cells)} cells under {len(names)} names")
                 continue
             rows.append((line, dict(zip(names, cells, strict=True))))
-    yield from _read_cells(rows, ())
+    yield from _with_build(rows, ())
 
 
-def _read_cells(
-    rows: Sequence[tuple[int, dict[str, object]]], build: Sequence[str]
-) -> Iterator[ForeignRun | UnreadableError]:
+def _with_build(rows: Sequence[tuple[int, dict[str, str]]], build: Sequence[str]) -> Entries:
     for line, cells in rows:
         try:
-            yield from read_test(line, _entry_of(cells, build))
+            yield line, _entry_of(cells, build)
         except UNREADABLE as error:
             yield UnreadableError(line, reason_of(error))
 
 
-def _entry_of(cells: dict[str, object], build: Sequence[str]) -> Entry:
+def _entry_of(cells: Mapping[str, str], build: Sequence[str]) -> Entry:
     """Convert a row of a table to the fields that the other forms have."""
-    texts = {name: str(value) for name, value in cells.items()}
+    texts = dict(cells)
     test = _TEST.fullmatch(texts.pop("test"))
     if test is None:
         raise ValueError(f"test {cells['test']!r} is no pp, tg or both")

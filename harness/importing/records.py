@@ -1,12 +1,13 @@
 """Records that readers of other tools' files give: runs as a file tells of them, and faults."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from harness.errors import MetricError
 from harness.results.metrics import Measurement
 from harness.results.records import JsonScalar
+from harness.runtimes.json_values import Entry
 
 
 class UnreadableError(ValueError):
@@ -20,6 +21,10 @@ class UnreadableError(ValueError):
         super().__init__(reason)
         self.line = line
         self.reason = reason
+
+
+Entries = Iterator[tuple[int, Entry] | UnreadableError]
+"""What a file tells of each test, with its line."""
 
 
 @dataclass(slots=True)
@@ -63,13 +68,14 @@ class ForeignRun:
     session: dict[str, float] = field(default_factory=dict)
 
     def measurements(self) -> tuple[Measurement, ...]:
-        """Make the records of all values."""
+        """Make the records of all values but zeros: of what a tool did not measure, it writes 0."""
         rows = [*enumerate(self.repetitions), (0, self.session)]
         try:
             result = tuple(
                 Measurement(metric=key, value=float(value), repetition=number)
                 for number, values in rows
                 for key, value in values.items()
+                if value
             )
         except MetricError as error:
             raise UnreadableError(self.line, str(error)) from error

@@ -43,7 +43,8 @@ OBSERVER = "PyTorchObserver "
 def parse_report(report: str) -> tuple[dict[str, float], float]:
     """Compute the metrics of a report as ExecuTorch's `print_report` does.
 
-    The second value is when its process began to load the model, in seconds by its clock.
+    What took no millisecond, or is 0 as nothing measured it, is left out. The second value is when
+    its process began to load the model, or else the query began, in seconds by its clock.
 
     Raises:
         ValueError: the report lacks a figure, or cannot be read.
@@ -60,7 +61,7 @@ def parse_report(report: str) -> tuple[dict[str, float], float]:
             "ttft_s": (entry["first_token_ms"] - begin) / second,
             "elapsed_s": (end - begin) / second,
         }
-        start_s = float(entry["model_load_start_ms"]) / second
+        start_s = float(entry["model_load_start_ms"] or begin) / second
         spans = {
             "prefill_tokens_per_s": ("prompt_tokens", (prefilled - begin) / second),
             "decode_tokens_per_s": ("generated_tokens", (end - prefilled) / second),
@@ -69,11 +70,8 @@ def parse_report(report: str) -> tuple[dict[str, float], float]:
         raise ValueError(f"the report lacks {error}") from error
     except (ArithmeticError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"the report cannot be read: {error}") from error
-    # Clocks of milliseconds: what took none of them has no rate.
     rates = {key: metrics[count] / span for key, (count, span) in spans.items() if span > 0}
-    if metrics["ttft_s"] == 0:
-        del metrics["ttft_s"]
-    return {**metrics, **rates}, start_s
+    return {key: value for key, value in {**metrics, **rates}.items() if value}, start_s
 
 
 PROGRAM = "qnn_llama_runner"

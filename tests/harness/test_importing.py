@@ -231,6 +231,97 @@ FORMATS: dict[str, list[Expected]] = {
         )
     ],
     "mllm-npu-demo.log": [({"prefill_tokens_per_s": (102.256,)}, {})],
+    "mllm-benchmark.csv": [
+        (
+            {
+                "ttft_s": (0.44,), "prefill_tokens_per_s": (20.0,), "decode_tokens_per_s": (5.0,),
+            },
+            {
+                "workload.prompt_tokens": 8, "workload.max_new_tokens": 4,
+                "container.model": "qwen3", "workload.sampler": {"cache_length": 2048},
+            },
+        ),
+        ({"prefill_tokens_per_s": (40.0,), "decode_tokens_per_s": ()}, {}),
+    ],
+    # A run of a 0.5B by Debian's 0.7.0 that was asked for one token, and one without warm-up.
+    "llama-completion.log": [
+        (
+            {
+                "init_s": (5.99028,), "ttft_s": (2.25163,), "prefill_tokens_per_s": (1.776491,),
+                "decode_tokens_per_s": (), "generated_tokens": (1.0,),
+            },
+            {
+                "workload.prompt_tokens": 4, "container.model": "Tiny-Q4_0",
+                "container.precision": "Q4_0", "device.model": "Hexagon, HTP0",
+                "provenance.toolchain_versions": {"llama.cpp": "52392291b (7404)"},
+            },
+        ),
+        (
+            {"init_s": (), "decode_tokens_per_s": (1672.727273,), "generated_tokens": (24.0,)},
+            {"workload.prompt_tokens": 7},
+        ),
+    ],
+    "llama-server.log": [
+        (
+            {"prefill_tokens_per_s": (100.0,), "decode_tokens_per_s": (25.0,)},
+            {"workload.prompt_tokens": 20, "workload.max_new_tokens": 50},
+        ),
+        ({"prefill_tokens_per_s": (1024.0,)}, {"workload.max_new_tokens": 128}),
+        ({"prefill_tokens_per_s": (30.5,), "decode_tokens_per_s": (7.5,)}, {}),
+    ],
+    # The first tells of no answer and no load in JSON, and of both in print.
+    "executorch-printed.log": [
+        (
+            {
+                "init_s": (2.968,), "decode_tokens_per_s": (10.0,), "ttft_s": (0.175,),
+                "prefill_tokens_per_s": (131.428571,), "generated_tokens": (100.0,),
+            },
+            {
+                "container.model": "hybrid_llama_qnn", "workload.prompt_tokens": 23,
+                "created_at": datetime(2026, 5, 8, 16, 11, 59, 7000, tzinfo=UTC),
+            },
+        ),
+        (
+            {"decode_tokens_per_s": (6.352941, 6.0), "prefill_tokens_per_s": (64.0,)},
+            {"container.model": "other"},
+        ),
+    ],
+    "perf.yaml": [
+        (
+            {"decode_tokens_per_s": (23.5,), "ttft_s": (0.088,), "prefill_tokens_per_s": ()},
+            {
+                "container.model": "Tiny-3B", "container.precision": "w4a16",
+                "device.serial": "Snapdragon 8 Elite QRD", "workload.runner": "genie",
+                "labels": {"context_length": "4096"},
+            },
+        ),
+        (
+            {"decode_tokens_per_s": (27.25,), "prefill_tokens_per_s": (1600.0,)},
+            {"labels": {"context_length": "512"}},
+        ),
+        ({"decode_tokens_per_s": (3.5,), "ttft_s": (0.373,)}, {"labels": {}}),
+        (
+            {"inference_s": (0.00125,), "inference_peak_bytes": (3 * 2.0**20,)},
+            {
+                "container.model": "Tiny-Encoder", "workload.runner": "qnn_dlc",
+                "workload.sampler": {"compute_unit": "NPU", "layers on NPU": 103},
+                "provenance.toolchain_versions": {"qairt": "2.43.0.260127150333_193827"},
+            },
+        ),
+    ],
+    "perf-2024.yaml": [
+        (
+            {"decode_tokens_per_s": (23.5,), "ttft_s": (0.088,)},
+            {
+                "created_at": datetime(2024, 10, 16, 0, 32, 42, 210701, tzinfo=UTC),
+                "device.model": "Snapdragon 8 Elite QRD, Snapdragon® 8 Elite",
+            },
+        ),
+        (
+            {"inference_s": (0.088438,), "inference_peak_bytes": (4468197056.0,)},
+            {"container.precision": "uint16"},
+        ),
+    ],
 }  # fmt: skip
 
 
@@ -292,7 +383,12 @@ def damaged(tmp_path: Path, name: str, old: str, new: str) -> Path:
         ("qnn-llama-runner.log", "1000}", "1000", r"line 6: the report cannot be read"),
         ("etdump.txt", "1.125900", "fast", r"line 6: 'fast' is no average time"),
         ("etdump.txt", "avg (ms)", "avg (cycles)", r"line 2: the table has no column avg"),
-        ("mllm-llm-benchmark.log", "77.60929", "nan", r"line 33: Decode Speed is 'nan tokens/s'"),
+        ("mllm-llm-benchmark.log", "77.60929", "fast", r"line 33: Decode Speed is 'fast tokens"),
+        ("mllm-benchmark.csv", "440,20,5,400", "147,6.7,1.7,1200", r"line 2: the first .* twice"),
+        ("mllm-benchmark.csv", ",2048,64,", ",2048,", r"line 3: it has 13 values for 14 names"),
+        ("perf.yaml", "23.5", "fast", r"line 12: 'fast' is not a number"),
+        ("perf.yaml", "    components:", "    models:", r"line 1: its models are not as AI Hub"),
+        ("perf.yaml", "  - context", "  \t- context", r"line 14: not valid YAML"),
     ],
 )
 def test_unreadable_files_are_refused_by_line(
@@ -328,6 +424,31 @@ def test_files_of_no_known_tool_are_refused(tmp_path: Path, text: str, said: str
     path.write_text(text)
     with pytest.raises(HostFileError, match=said):
         read_runs(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "metric"),
+    [
+        ("ai-hub-profile.json", '"warm_load_time": 277823', '"warm_load_time": 0', "init_s"),
+        ("genie-profile.json", "1280.5", "0", "prefill_tokens_per_s"),
+        ("llama-bench.jsonl", "[500.0, 501.0]", "[0, 0, 501.0]", "total_tokens_per_s"),
+        ("mllm-llm-benchmark.log", "77.60929", "-nan", "decode_tokens_per_s"),
+    ],
+)
+def test_what_took_no_time_was_not_measured(
+    tmp_path: Path, name: str, old: str, new: str, metric: str
+) -> None:
+    """A load that a tool skipped, or an answer without tokens, does not refuse a night's log."""
+
+    def measured(runs: Iterable[Run]) -> list[float]:
+        return [value for run in runs for value in run.values(metric)]
+
+    before, after = (
+        measured(read(name).runs),
+        measured(read_runs(damaged(tmp_path, name, old, new)).runs),
+    )
+    assert 0 < len(before) - len(after) <= 1
+    assert all(after)
 
 
 def test_a_file_that_is_away_is_named(tmp_path: Path) -> None:

@@ -108,9 +108,34 @@ def parse_bench(text: str, device: str) -> tuple[LlamaBenchTest, str]:
         raise RuntimeOutputError(device, reason) from error
 
 
-_PROMPT = re.compile(r"prompt eval time = *([0-9.]{1,20}) ms / *([0-9]{1,9}) tokens")
-_EVAL = re.compile(r"[: ] eval time = *([0-9.]{1,20}) ms / *([0-9]{1,9}) runs")
-_TOTAL = re.compile(r"total time = *([0-9.]{1,20}) ms")
+_MS = r"= *([0-9]{1,12}(?:\.[0-9]{1,6})?) ms"
+_LOAD = re.compile(rf"load time {_MS}")
+_PROMPT = re.compile(rf"prompt eval time {_MS} / *([0-9]{{1,9}}) tokens")
+_EVAL = re.compile(rf"(?<!prompt) eval time {_MS} / *([0-9]{{1,9}}) (runs|tokens)")
+_TOTAL = re.compile(rf"total time {_MS}")
+_SPEEDS = re.compile(r"\[ Prompt: ([0-9.]{1,12}) t/s \| Generation: ([0-9.]{1,12}) t/s \]")
+
+
+def timings_of(log: str) -> dict[str, float]:
+    """Return the metrics of timings, by whatever program of llama.cpp; 0 was not measured."""
+    metrics: dict[str, float] = {}
+    if (match := _LOAD.search(log)) is not None:
+        metrics["init_s"] = float(match[1]) / 1000
+    if (match := _PROMPT.search(log)) is not None:
+        prefill_s, tokens = float(match[1]) / 1000, int(match[2])
+        metrics["prompt_tokens"], metrics["ttft_s"] = float(tokens), prefill_s
+        metrics["prefill_tokens_per_s"] = tokens / prefill_s if prefill_s else 0.0
+    if (match := _EVAL.search(log)) is not None:
+        decode_s = float(match[1]) / 1000
+        steps = int(match[2]) if decode_s else 0  # it prints 1 for none
+        first = match[3] == "runs"  # which comes with the prompt; the server counts it
+        metrics["generated_tokens"] = float(steps + first)
+        metrics["decode_tokens_per_s"] = steps / decode_s if decode_s else 0.0
+    if (match := _TOTAL.search(log)) is not None:
+        metrics["elapsed_s"] = float(match[1]) / 1000
+    if (match := _SPEEDS.search(log)) is not None:
+        metrics["prefill_tokens_per_s"], metrics["decode_tokens_per_s"] = map(float, match.groups())
+    return metrics
 
 
 def parse_timings(log: str) -> dict[str, float] | None:
@@ -119,22 +144,10 @@ def parse_timings(log: str) -> dict[str, float] | None:
     They come after the answer and through the same queue, so that an answer without them may lack
     its end: None then.
     """
-    prompt, generation, total = (pattern.search(log) for pattern in (_PROMPT, _EVAL, _TOTAL))
-    if prompt is None or generation is None or total is None:
+    metrics = timings_of(log)
+    if not metrics.keys() >= {"ttft_s", "generated_tokens", "elapsed_s"}:
         return None
-    prefill_s, decode_s = float(prompt[1]) / 1000, float(generation[1]) / 1000
-    steps = int(generation[2])
-    metrics = {
-        "prompt_tokens": float(prompt[2]),
-        "generated_tokens": float(steps + 1),  # the first comes with the prompt
-        "ttft_s": prefill_s,
-        "elapsed_s": float(total[1]) / 1000,
-    }
-    if prefill_s > 0:
-        metrics["prefill_tokens_per_s"] = float(prompt[2]) / prefill_s
-    if decode_s > 0 and steps > 0:
-        metrics["decode_tokens_per_s"] = steps / decode_s
-    return metrics
+    return {key: value for key, value in metrics.items() if value and key != "init_s"}
 
 
 _CHUNK = re.compile(r"\[([0-9]{1,9})\]([0-9.]{1,30}),")
