@@ -23,6 +23,7 @@ from tests.buildlib.configurations.reference import make_model
 TABLES = Path(__file__).parents[1] / "buildlib" / "checkpoint" / "family_keys.json"
 
 FAMILIES = (
+    "ernie4_5",
     "gemma",
     "gemma2",
     "gemma3_text",

@@ -31,6 +31,7 @@ class SupportedLLMs(StrEnum):
     """
 
     BAICHUAN = "baichuan"
+    ERNIE4_5 = "ernie4_5"
     GEMMA = "gemma"
     GEMMA2 = "gemma2"
     GEMMA3 = "gemma3_text"
@@ -242,6 +243,14 @@ FAMILIES: Mapping[SupportedLLMs, Family] = {
         refused=_alibi,
         fused={"self_attn.W_pack": _QKV},
         normalized_head=True,
+    ),
+    SupportedLLMs.ERNIE4_5: Family(
+        ("Ernie4_5ForCausalLM",),
+        derived=dict.fromkeys(
+            ("attention_bias", "attention_out_bias", "mlp_bias"),
+            lambda keys: keys.get("use_bias", False),
+        ),
+        interleaved=True,
     ),
     SupportedLLMs.GEMMA: Family(
         ("GemmaForCausalLM",),

@@ -58,6 +58,7 @@ def _longrope(original: int) -> dict[str, Any]:
 
 
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ernie4_5": ("Ernie4_5", {"use_bias": True, "head_dim": 12}),
     "gemma": ("Gemma", {"head_dim": 12}),
     "gemma2": (
         "Gemma2",
