@@ -18,13 +18,13 @@ RULE = "rule"
 """Kind of a fault between several keys."""
 NULL = "null"
 """Kind of a value that is null where none is allowed."""
+NO_SUCH_KEY = "extra_forbidden"
 OBJECT, ARRAY = "(object)", "(array)"
 """Tags of the kinds of a union that differ in shape; no steps of a location."""
-_NO_SUCH_KEY = "extra_forbidden"
 _TAG = "union_tag_invalid"
 _LISTS = {"tuple_type", "list_type", "frozen_set_type", "set_type"}
 _REASONS = {
-    _NO_SUCH_KEY: "unknown key",
+    NO_SUCH_KEY: "unknown key",
     MISSING: "it is missing",
     "json_invalid": "it is not valid JSON: {error}",
     "json_type": "it is not valid JSON",
@@ -121,7 +121,7 @@ def first_fault(error: ValidationError, model: type[BaseModel] | None = None) ->
 
     An unknown key comes first: it may be one that is missing, misspelt.
     """
-    return min(faults(error, model), key=lambda fault: fault.kind != _NO_SUCH_KEY)
+    return min(faults(error, model), key=lambda fault: fault.kind != NO_SUCH_KEY)
 
 
 def faults(error: ValidationError, model: type[BaseModel] | None = None) -> tuple[Fault, ...]:
@@ -145,9 +145,9 @@ def reason_for(details: ErrorDetails, model: type[BaseModel] | None = None) -> s
         return f"must be a list{_of_what(model, location)}"
     if kind == _TAG:
         return f"there is no kind {context['tag']!r}, but {context['expected_tags']}"
-    if kind == _NO_SUCH_KEY:
+    if kind == NO_SUCH_KEY:
         models = _models_at(model, location[:-1])
-        near = nearest_key(str(location[-1]), _hints(models))
+        near = nearest_key(str(location[-1]), hints(models))
         return _REASONS[kind] + (f": did you mean {near}?" if near else "")
     if kind in _REASONS:
         return _REASONS[kind].format_map(
@@ -168,13 +168,13 @@ def nearest_key(given: str, hints: Mapping[str, str]) -> str | None:
     return hints[near[0]] if near else None
 
 
-def _hints(models: Iterable[type[BaseModel]]) -> dict[str, str]:
+def hints(models: Iterable[type[BaseModel]]) -> dict[str, str]:
     """Return the keys of models, each by the names that it has and had."""
-    hints: dict[str, str] = {}
+    found: dict[str, str] = {}
     for key, field in (pair for model in models for pair in _fields(model).items()):
-        hints |= {former.name: key for former in field.metadata if isinstance(former, FormerKey)}
-        hints[key] = key
-    return hints
+        found |= {former.name: key for former in field.metadata if isinstance(former, FormerKey)}
+        found[key] = key
+    return found
 
 
 class _Context(dict[str, object]):
@@ -202,7 +202,8 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields by the keys that stand for them."""
-    return {field.alias or name: field for name, field in model.model_fields.items()}
+    fields = model.model_fields.items()
+    return {field.alias or field.serialization_alias or name: field for name, field in fields}
 
 
 def _kind(model: type[BaseModel]) -> object:

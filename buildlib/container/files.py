@@ -47,6 +47,9 @@ def write_text(path: Path, text: str, kind: PartKind) -> FileRecord:
     return FileRecord(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), kind=kind)
 
 
+_EDITED = "was edited: -O of the build sets the HTP's options, --genie-config another dialog"
+
+
 def file_error(folder: Path, name: str, reason: str) -> ContainerError:
     """Return the error of a file of a container that is missing, changed, or must not be there."""
     return ContainerError(str(folder), f"file {name!r} {reason}; build or copy it again")
@@ -61,7 +64,7 @@ def check_file(folder: Path, name: str, record: FileRecord, memo: HashMemo | Non
         size = path.stat().st_size
         if size != record.size_bytes:
             reason = f"has {size} bytes where {record.size_bytes} were written"
-            raise file_error(folder, name, reason)
+            raise file_error(folder, name, _EDITED if record.kind == "configuration" else reason)
         if memo is None:
             return
         digest = memo.digest(path).sha256
@@ -71,7 +74,8 @@ def check_file(folder: Path, name: str, record: FileRecord, memo: HashMemo | Non
     except InputFileError as error:
         raise file_error(folder, name, f"cannot be read ({error.reason})") from error
     if digest != record.sha256:
-        raise file_error(folder, name, "has changed since it was written")
+        reason = "has changed since it was written"
+        raise file_error(folder, name, _EDITED if record.kind == "configuration" else reason)
 
 
 @contextmanager

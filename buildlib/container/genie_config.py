@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PlainSerializer, model_validator
 
-from buildlib.container.config_model import (
+from buildlib.config_model import (
     WRITTEN,
     Count,
     GenieBlock,

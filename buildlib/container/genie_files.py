@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import model_validator
 
-from buildlib.container.config_model import (
+from buildlib.config_model import (
     WRITTEN,
     ConfigModel,
     GenieBlock,
@@ -27,6 +27,7 @@ from buildlib.container.genie_engine import Engine, Role
 from buildlib.container.genie_validator import (
     DIALOG,
     EMBEDDING,
+    EXTENSIONS,
     GenieFunction,
     GenieVerdict,
     ask_genie,
@@ -107,13 +108,18 @@ class ConfigKind:
         name: in words.
         keys: of the outermost object; one of them tells the kind.
         model: ours.
-        genie: the function that parses it; `None` if Genie has none.
+        genie: the function that reads it; `None` if there is none.
     """
 
     name: str
     keys: tuple[str, ...]
     model: type[ConfigModel]
     genie: GenieFunction | None = None
+
+    @property
+    def judge(self) -> str:
+        """The library that judges it."""
+        return "QNN's HTP library" if self.genie == EXTENSIONS else "libGenie"
 
 
 def _parser(name: str, root: str = "") -> GenieFunction:
@@ -132,6 +138,7 @@ KINDS = (
         "HTP backend extensions",
         ("devices", "context", "graphs", "memory", "groupContext"),
         HtpConfig,
+        EXTENSIONS,
     ),
 )
 
@@ -154,6 +161,11 @@ class Judgement:
     def accepted(self) -> bool:
         """True if nobody refuses it."""
         return not self.ours and (self.genie is None or not self.genie.faults)
+
+    @property
+    def remarks(self) -> tuple[Fault, ...]:
+        """Notes on what both take: it has another effect than its reader may think."""
+        return () if self.config is None else tuple(self.config.remarks())
 
     @property
     def config(self) -> ConfigModel | None:

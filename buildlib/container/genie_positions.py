@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from buildlib.container.config_model import (
+from buildlib.config_model import (
     WRITTEN,
     Count32,
     GenieBlock,

@@ -51,6 +51,12 @@ class GenieFunction:
     root: str = ""
 
 
+EXTENSIONS = GenieFunction("GenieDialog_create")
+"""Reads backend extensions by QNN's library for them, which says neither where nor why it cannot.
+
+Genie then goes on without: no setting of the file has an effect."""
+_NOT_READ = "Failure in loading backend extensions"
+_READ = "Can't access model file"
 DIALOG = GenieFunction("GenieDialogConfig_createFromJson", "/dialog")
 EMBEDDING = GenieFunction("GenieEmbeddingConfig_createFromJson")
 
@@ -107,6 +113,10 @@ def _faults(function: GenieFunction, status: int, output: str) -> tuple[Fault, .
     if status > 0:
         name = signal.Signals(status).name
         return (Fault((), "died", f"Genie was ended by {name}"),)
+    if function == EXTENSIONS and _NOT_READ in output:
+        return (Fault((), "genie", "it cannot be read: Genie would run without all of it"),)
+    if function == EXTENSIONS and _READ in output:
+        return ()
     faults = dict.fromkeys(_fault(function, line) for line in _lines(output))
     return tuple(faults) or (Fault((), "status", f"status {status}"),)
 

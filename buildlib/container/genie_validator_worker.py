@@ -14,6 +14,16 @@ from buildlib.toolchains.child_process import serve
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.toolchains.qnn.refusal import RefusedError
 
+EXTENSIONS = "GenieDialog_create"
+_WARNINGS = 2
+_DIALOG = """{"dialog": {"version": 1, "type": "basic",
+ "context": {"version": 1, "size": 1, "n-vocab": 1, "bos-token": -1, "eos-token": 0},
+ "sampler": {"version": 1}, "tokenizer": {"version": 1, "path": "/"},
+ "engine": {"version": 1, "n-threads": 1,
+  "backend": {"version": 1, "type": "QnnHtp", "extensions": "%s",
+   "QnnHtp": {"version": 1, "use-mmap": false, "spill-fill-bufsize": 0, "mmap-budget": 0,
+              "poll": false, "cpu-mask": "0x0", "kv-dim": 1}},
+  "model": {"version": 1, "type": "binary", "binary": {"version": 1, "ctx-bins": ["/"]}}}}}"""
 _LIMIT_S = 10
 _LONGEST = 1 << 20
 
@@ -29,6 +39,8 @@ def judge(request: bytes) -> object:
     except OSError as error:
         raise RefusedError(f"Genie does not load: {error}") from error
     questions = json.loads(request)
+    if any(function == EXTENSIONS for function, _ in questions):
+        _load_backend()
     strangers = {function for function, _ in questions if not hasattr(genie, function)}
     if strangers:
         raise RefusedError(f"this Genie has no {min(strangers)}")
@@ -77,13 +89,47 @@ def _answer(genie: ctypes.CDLL, questions: list[tuple[str, bytes]], writing: int
             os.ftruncate(output, 0)
             os.lseek(output, 0, os.SEEK_SET)
             signal.alarm(_LIMIT_S)
-            handle = ctypes.c_void_p()
-            status = int(getattr(genie, function)(ctypes.c_char_p(text), ctypes.byref(handle)))
+            if function == EXTENSIONS:
+                status = _create_dialog(genie, text)
+            else:
+                status = _create(genie, function, ctypes.c_char_p(text))[0]
             libc.fflush(None)
             words = os.pread(output, _LONGEST, 0).decode(errors="replace")
             answer = {"status": status, "said": words}
         os.write(writing, json.dumps(answer).encode() + b"\n")
     os._exit(0)
+
+
+def _create(genie: ctypes.CDLL, function: str, *arguments: object) -> tuple[int, ctypes.c_void_p]:
+    handle = ctypes.c_void_p()
+    return int(getattr(genie, function)(*arguments, ctypes.byref(handle))), handle
+
+
+def _load_backend() -> None:
+    """Load what a dialog would load and unload again, each time."""
+    libraries = find_libraries()
+    try:
+        for path in (libraries.htp, libraries.system, libraries.extensions):
+            ctypes.CDLL(str(path))
+    except OSError as error:
+        raise RefusedError(f"the HTP backend does not load: {error}") from error
+
+
+def _create_dialog(genie: ctypes.CDLL, extensions: bytes) -> int:
+    """Let Genie create a dialog with a file of extensions, and with no model; return its status.
+
+    It reads the extensions first, and says whether that failed in a warning of its log.
+    """
+    file = os.memfd_create("extensions")
+    os.write(file, extensions)
+    dialog = _DIALOG % f"/proc/self/fd/{file}"
+    status, config = _create(genie, "GenieDialogConfig_createFromJson", dialog.encode())
+    if status == 0:
+        _, log = _create(genie, "GenieLog_create", None, None, _WARNINGS)
+        genie.GenieDialogConfig_bindLogger(config, log)
+        status, _ = _create(genie, EXTENSIONS, config)
+    os.close(file)
+    return status
 
 
 if __name__ == "__main__":

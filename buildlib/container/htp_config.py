@@ -1,80 +1,36 @@
 """`htp_backend_ext_config.json`: devices, context and memory for QNN's HTP extensions.
 
-Keys: "Gen AI Backend Extensions", docs.qualcomm.com 80-87189-2, and AI Hub's template. `context` is
-an object in AI Hub's files and an array of objects in the newer documentation: both are read, and
-written as they were.
+`context` is an object in AI Hub's files and an array of objects in the newer documentation: both
+are read, and written as they were.
 """
 
-import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from buildlib.container.config_model import ConfigModel, One, OneOrSeveral, Several, Text
+from buildlib.config_model import ConfigModel, One, OneOrSeveral, Several, Text
 from buildlib.targets import Target
 from buildlib.toolchains.compile_config import CompileConfig
-from buildlib.toolchains.htp_extensions import PerfProfile
+from buildlib.toolchains.htp_extensions import (
+    HtpContextConfig,
+    HtpDeviceConfig,
+    HtpGraphOptions,
+    HtpGroupContextConfig,
+    HtpMemoryConfig,
+    HtpOptions,
+    profile_fault,
+)
+from buildlib.validation import RULE, Fault
 
 _CORE: Mapping[str, object] = {"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}
 """Settings of a core in the files that we write, where no option says otherwise."""
 
 
-class HtpCore(ConfigModel):
-    """One core and how fast it runs; latencies and times in microseconds."""
-
-    core_id: Annotated[int, Field(ge=0)] | None = None
-    perf_profile: PerfProfile | None = None
-    rpc_control_latency: Annotated[int, Field(ge=0)] | None = None
-    rpc_polling_time: Annotated[int, Field(ge=0)] | None = None
-
-
-class HtpDevice(ConfigModel):
-    """The SoC that the binaries were compiled for, by the vendor's number."""
-
-    device_id: Annotated[int, Field(ge=0)] | None = None
-    soc_model: Annotated[int, Field(ge=0)] | None = None
-    soc_id: Annotated[int, Field(ge=0)] | None = None
-    dsp_arch: Annotated[str, Field(pattern=r"^v\d{2,3}$")] | None = None
-    cores: tuple[HtpCore, ...] | None = None
-
-
-class HtpContext(ConfigModel):
-    """Options of context creation."""
-
-    weight_sharing_enabled: bool | None = None
-    lora_weight_sharing: bool | None = None
-    extended_udma: bool | None = None
-
-
-class HtpMemory(ConfigModel):
-    """Memory of inputs and outputs."""
-
-    mem_type: Literal["shared_buffer"] | None = None
-
-
-_Flag = Annotated[int, Field(ge=0, le=1)]
-
-
-class HtpGraph(ConfigModel):
-    """Options of graphs by name; `O` is the compiler's effort."""
+class HtpGraphEntry(HtpGraphOptions):
+    """Compiler options of graphs by their names."""
 
     graph_names: tuple[str, ...] | None = None
-    optimization: Annotated[
-        Annotated[int, Field(ge=1, le=3)] | None,
-        Field(alias="O"),
-    ] = None
-    vtcm_mb: Annotated[int, Field(ge=0)] | None = None
-    hvx_threads: Annotated[int, Field(ge=1)] | None = None
-    fp16_relaxed_precision: _Flag | None = None
-    dlbc: _Flag | None = None
-    dlbc_weights: _Flag | None = None
-
-
-class HtpGroupContext(ConfigModel):
-    """Resources that contexts of one process share."""
-
-    share_resources: bool
 
 
 class BackendExtensions(ConfigModel):
@@ -90,27 +46,42 @@ class BackendExtensionsConfig(ConfigModel):
     backend_extensions: BackendExtensions
 
 
-_Item = TypeVar("_Item")
-_OneOrMore: TypeAlias = Annotated[
-    Annotated[_Item, One] | Annotated[tuple[_Item, ...], Several], OneOrSeveral
-]
-
-
-class HtpConfig(ConfigModel):
+class HtpConfig(HtpOptions):
     """`htp_backend_ext_config.json`."""
 
-    devices: tuple[HtpDevice, ...] | None = None
-    memory: HtpMemory | None = None
-    context: _OneOrMore[HtpContext] | None = None
-    graphs: _OneOrMore[HtpGraph] | None = None
-    group_context: Annotated[HtpGroupContext | None, Field(alias="groupContext")] = None
+    SECTION: ClassVar = ""
+
+    devices: tuple[HtpDeviceConfig, ...] | None = None
+    memory: HtpMemoryConfig | None = None
+    context: (
+        Annotated[
+            Annotated[HtpContextConfig, One] | Annotated[tuple[HtpContextConfig, ...], Several],
+            OneOrSeveral,
+        ]
+        | None
+    ) = None
+    graphs: tuple[HtpGraphEntry, ...] | None = None
+    group_context: Annotated[HtpGroupContextConfig | None, Field(alias="groupContext")] = None
 
     @property
-    def contexts(self) -> tuple[HtpContext, ...]:
+    def contexts(self) -> tuple[HtpContextConfig, ...]:
         """`context` in either of its forms."""
         if self.context is None:
             return ()
         return self.context if isinstance(self.context, tuple) else (self.context,)
+
+    def remarks(self) -> Iterator[Fault]:
+        """Yield what has no effect, or none on the SoC that the file names."""
+        yield from self.unknown()
+        for index, context in enumerate(self.contexts):
+            if context.max_spill_fill_buffer_for_group and context.group_id != 0:
+                place = ("context", *((index,) if isinstance(self.context, tuple) else ()))
+                key = "max_spill_fill_buffer_for_group"
+                yield Fault((*place, key), RULE, "it has no effect without group_id 0")
+        for index, device in enumerate(self.devices or ()):
+            for number, core in enumerate(device.cores or ()):
+                if device.dsp_arch and (reason := profile_fault(core, int(device.dsp_arch[1:]))):
+                    yield Fault(("devices", index, "cores", number, "perf_profile"), RULE, reason)
 
     def without_sharing(self) -> "HtpConfig":
         """Return a copy with contexts that share no weights."""
@@ -125,12 +96,14 @@ class HtpConfig(ConfigModel):
 def htp_config(compiled: CompileConfig | Target) -> HtpConfig:
     """Return the extensions that Genie runs binaries with, or those that suit a target.
 
-    Options of the compiler alone are left out: all those of graphs, and most of contexts.
+    Options of the compiler alone are left out: those of graphs, and of contexts all but sharing.
     """
     config = CompileConfig.for_target(compiled) if isinstance(compiled, Target) else compiled
     values: dict[str, Any] = config.to_backend_extensions()
     values.pop("graphs", None)
-    values["context"] = {"weight_sharing_enabled": config.weight_sharing}
+    compiled_alone = set(HtpContextConfig.COMPILED)
+    run = {k: v for k, v in config.context.as_extension().items() if k not in compiled_alone}
+    values["context"] = {"weight_sharing_enabled": config.weight_sharing, **run}
     for device in values.get("devices", ()):
         device["cores"] = [{**_CORE, **core} for core in device.get("cores") or [{}]]
-    return HtpConfig.from_json(json.dumps(values))
+    return HtpConfig.model_validate(values)

@@ -17,7 +17,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from buildlib.container.config_model import Count, GenieBlock
+from buildlib.config_model import Count, GenieBlock
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import Eaglet, Lade, Spd, Ssd

@@ -197,7 +197,7 @@ class CompileConfig(BaseModel):
         return CompileConfig(
             backend=self.backend,
             soc_details=self.soc_details,
-            context=self.context,
+            context=self.context.compiled_part(),
             graphs=self.graphs,
             section_extras=self.section_extras,
         )
@@ -250,7 +250,10 @@ class CompileConfig(BaseModel):
             yield self.group_context
 
     def _with_option(self, key: str, value: object) -> "CompileConfig":
-        section = key.rpartition(".")[0]
+        section, _, name = key.rpartition(".")
+        of_core = name in HtpDeviceCoreConfig.model_fields
+        if section == "devices" and of_core and name not in HtpDeviceConfig.model_fields:
+            return self._with_option(f"devices.cores.{name}", value)
         match section:
             case "context":
                 update: dict[str, object] = {"context": _set(self.context, key, value)}
@@ -314,6 +317,6 @@ def _check_device(device: HtpDeviceConfig, target: Target) -> None:
         ("soc_model", device.soc_model, soc.soc_model),
         ("dsp_arch", device.dsp_arch, soc.dsp_arch),
     ):
-        if stated is not None and stated != own:
+        if stated and stated != own:
             reason = f"it is {stated}, and the target {target} has {own}; set the target instead"
             raise InvalidOptionError(f"devices.{name}", reason, ())

@@ -1,17 +1,28 @@
 """HTP backend extensions: the vendor's JSON for contexts, graphs, devices and memory.
 
-Names: `qairt.api.common.backends.htp` and "HTP Backend Extensions", docs.qualcomm.com 80-87189-2.
-`context` and `graphs` are read as one object or as an array of objects, and written as arrays.
+Keys and ranges: "QNN HTP Backend Extensions", docs.qualcomm.com 80-63442-10, and those that the
+library of QNN 2.51 takes besides (`buildlib.container.genie_validator` asks it). `context` is one
+object there and an array of them in 80-87189-2: both are read, and arrays are written.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Annotated, Any, ClassVar, Literal, TypeGuard, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_serializer,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
+from buildlib.config_model import ConfigModel, Whole, in_file, refuse
 from buildlib.errors import InvalidOptionError
-from buildlib.validation import first_fault
+from buildlib.validation import NO_SUCH_KEY, Fault, first_fault, hints, nearest_key
 
 PerfProfile = Literal[
     "default",
@@ -24,19 +35,61 @@ PerfProfile = Literal[
     "low_balanced",
     "power_saver",
     "extreme_power_saver",
+    "system_settings",
+    "llm_decode_default",
+    "llm_decode_burst",
+    "llm_decode_balanced",
+    "llm_decode_high_performance",
+    "llm_decode_sustained_high_performance",
+    "llm_decode_high_power_saver",
+    "llm_decode_low_power_saver",
+    "llm_decode_low_balanced",
+    "llm_decode_power_saver",
+    "llm_decode_extreme_power_saver",
 ]
 
-_Count = Annotated[int, Field(ge=0)]
-_Positive = Annotated[int, Field(ge=1)]
+
+def _from_number(value: object) -> object:
+    """Read `3.0` as 3, where the vendor's schema has a number that is a multiple of 1."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _flag(value: object, info: ValidationInfo) -> object:
+    """Read the 0 and 1 of files."""
+    if not in_file(info):
+        return value
+    if isinstance(value, bool) or value not in (0, 1):
+        raise PydanticKnownError("literal_error", {"expected": "0 or 1"})
+    return bool(value)
+
+
+_LLM_DECODE_ARCH = 79
+_DROPS = "unknown key: QNN's library may refuse the whole file for it"
+_INT32 = 2**31 - 1
+_Count = Annotated[int, Field(ge=0, le=_INT32), Whole]
+_Positive = Annotated[int, Field(ge=1, le=_INT32), Whole]
+_Size = Annotated[int, Field(ge=0), Whole]
+_Flag = Annotated[bool, BeforeValidator(_flag)]
 _SECTIONS = ("context", "graphs", "devices", "memory", "groupContext")
 
 
-class HtpOptions(BaseModel):
-    """Options of one object. Unknown options are kept, and written unchanged."""
+class HtpOptions(ConfigModel):
+    """Options of one object. Unknown options are kept, and written unchanged.
 
-    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
+    A file may not have a key that is nearly one of these: it is a misspelling.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     SECTION: ClassVar[str]
+    UNKNOWN: ClassVar = "unknown key: it has no effect"
+
+    @model_validator(mode="after")
+    def _keys_are_spelled_right(self, info: ValidationInfo) -> Self:
+        for key in self.extras if in_file(info) else ():
+            if near := nearest_key(key, hints([type(self)])):
+                raise refuse(f"unknown key: did you mean {near}?", key, kind=NO_SUCH_KEY)
+        return self
 
     @property
     def _extras(self) -> dict[str, Any]:
@@ -57,54 +110,103 @@ class HtpOptions(BaseModel):
         """Return the options that were set, as JSON values."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"name"})
 
+    def unknown(self, *place: str | int) -> Iterator[Fault]:
+        """Yield the keys that nobody knows, here and in the objects below."""
+        yield from (Fault((*place, key), NO_SUCH_KEY, self.UNKNOWN) for key in self.extras)
+        for name, field in type(self).model_fields.items():
+            value, key = getattr(self, name), field.serialization_alias or name
+            several = isinstance(value, tuple)
+            for index, inner in enumerate(value if several else (value,)):
+                if isinstance(inner, HtpOptions):
+                    yield from inner.unknown(*place, key, *((index,) if several else ()))
+
 
 class HtpContextConfig(HtpOptions):
-    """Options that all graphs of a context binary share.
+    """Options of a context: of its binary, and of the one that a process makes from it.
 
     Attributes:
         weight_sharing_enabled: graphs keep one copy of equal weights.
         lora_weight_sharing: the same for the weights of LoRA adapters.
         extended_udma: the binary may be mapped outside the 32-bit address space.
+        group_id: contexts of one group share their spill-fill buffer; 0 is the first.
+        max_spill_fill_buffer_for_group: bytes of that buffer.
+        file_read_memory_budget_in_mb: MiB of the binary that are read at a time; 0 reads it whole.
+        io_memory_estimation: look for a process domain with room for inputs and outputs.
+        concurrent_deserialization_patch: path of a file that it may read and write.
+        reused_io_limit_mb: MiB of buffers that inputs and outputs share.
     """
 
     SECTION = "context"
+    COMPILED: ClassVar = ("weight_sharing_enabled", "lora_weight_sharing", "extended_udma")
+    """Options of the binary; the others are of the run."""
 
     weight_sharing_enabled: bool | None = None
     lora_weight_sharing: bool | None = None
     extended_udma: bool | None = None
+    group_id: _Count | None = None
+    max_spill_fill_buffer_for_group: _Size | None = None
+    file_read_memory_budget_in_mb: _Size | None = None
+    io_memory_estimation: bool | None = None
+    init_acceleration: bool | None = None
+    concurrent_deserialization_patch: str | None = None
+    lora_weight_sharing_ram_preload: bool | None = None
+    reused_io_limit_mb: _Count | None = None
+    skip_validation_on_binary_section: bool | None = None
+    detachable_buffers_enabled: bool | None = None
+
+    def compiled_part(self) -> "HtpContextConfig":
+        """Return the options of the binary alone."""
+        run = set(type(self).model_fields) - set(self.COMPILED)
+        return HtpContextConfig.model_validate(self.model_dump(exclude=run, exclude_unset=True))
 
 
-class HtpGraphConfig(HtpOptions):
-    """Compiler options of one graph or of all.
+class HtpGraphOptions(HtpOptions):
+    """Compiler options of graphs.
 
     Attributes:
-        name: name of the graph; `None` applies to graphs without an entry and to options that
-            an entry leaves open.
         vtcm_size_in_mb: tightly coupled memory to plan for; 0 is all of it.
         optimization_type: the compiler's effort.
         hvx_threads: vector threads to use; by default all.
+        num_cores: cores that a call runs on.
         fp16_relaxed_precision: compute floats with 16 bits.
         dlbc: compress activations on their way to memory.
         dlbc_weights: compress weights.
     """
 
     SECTION = "graphs"
+    UNKNOWN = _DROPS
 
-    name: str | None = None
-    vtcm_size_in_mb: _Count | None = Field(
+    vtcm_size_in_mb: Annotated[int, Field(ge=0, le=4095), Whole] | None = Field(
         default=None, validation_alias="vtcm_mb", serialization_alias="vtcm_mb"
     )
-    optimization_type: Annotated[int, Field(ge=1, le=3)] | None = Field(
-        default=None, validation_alias="O", serialization_alias="O"
-    )
+    optimization_type: (
+        Annotated[int, Field(ge=1, le=3), Whole, BeforeValidator(_from_number)] | None
+    ) = Field(default=None, validation_alias="O", serialization_alias="O")
     hvx_threads: _Positive | None = None
-    fp16_relaxed_precision: bool | None = None
-    dlbc: bool | None = None
-    dlbc_weights: bool | None = None
+    fp16_relaxed_precision: Annotated[_Flag, Whole] | None = None
+    dlbc: _Flag | None = None
+    dlbc_weights: _Flag | None = None
+    num_cores: _Positive | None = None
+    weights_packing: bool | None = None
+    short_depth_conv_on_hmx_off: bool | None = None
+    fold_relu_activation_into_conv_off: bool | None = None
+    advanced_activation_fusion: bool | None = None
+    monolithic_lstm: bool | None = None
 
     @field_serializer("fp16_relaxed_precision", "dlbc", "dlbc_weights")
-    def _flag(self, value: bool | None) -> int | None:  # noqa: FBT001 - pydantic's protocol
+    def _number(self, value: bool | None) -> int | None:  # noqa: FBT001 - pydantic's protocol
         return None if value is None else int(value)
+
+
+class HtpGraphConfig(HtpGraphOptions):
+    """Compiler options of one graph or of all.
+
+    Attributes:
+        name: name of the graph; `None` applies to graphs without an entry and to options that
+            an entry leaves open.
+    """
+
+    name: str | None = None
 
     def with_defaults_from(self, other: "HtpGraphConfig") -> "HtpGraphConfig":
         """Return these options, completed by those of `other`."""
@@ -114,27 +216,53 @@ class HtpGraphConfig(HtpOptions):
 
 
 class HtpDeviceCoreConfig(HtpOptions):
-    """Performance settings of a core.
+    """Performance settings of a core; latencies and times in microseconds.
 
     Attributes:
-        rpc_control_latency: microseconds.
+        perf_profile: clocks and sleep; the profiles `llm_decode_*` need Hexagon v79.
+        rpc_polling_time: how long a call waits for its answer by polling.
     """
 
     SECTION = "devices.cores"
+    UNKNOWN = _DROPS
 
     core_id: _Count | None = None
     perf_profile: PerfProfile | None = None
     rpc_control_latency: _Count | None = None
+    rpc_polling_time: _Count | None = None
+    hmx_timeout_us: _Count | None = None
+    adaptive_polling_time: _Count | None = None
+    ddr_perf_mode: bool | None = None
+
+
+def profile_fault(core: HtpDeviceCoreConfig, htp_arch: int) -> str:
+    """Say why an architecture has not the profile of a core; empty where it has."""
+    if htp_arch >= _LLM_DECODE_ARCH or not (core.perf_profile or "").startswith("llm_decode"):
+        return ""
+    return f"{core.perf_profile} needs Hexagon v{_LLM_DECODE_ARCH}, and this is v{htp_arch}"
 
 
 class HtpDeviceConfig(HtpOptions):
-    """The SoC, by the vendor's numbers."""
+    """The SoC by the vendor's numbers, and how a process runs on it.
+
+    Attributes:
+        soc_model: 0 lets `dsp_arch` tell it.
+        soc_id: a former name of `soc_model`.
+        pd_session: whether the process domain on the DSP runs signed code alone.
+        use_client_context: a power context of its own; not from Hexagon v68 on.
+    """
 
     SECTION = "devices"
 
     device_id: _Count | None = None
     soc_model: _Count | None = None
+    soc_id: _Count | None = None
     dsp_arch: Annotated[str, Field(pattern=r"^v\d{2,3}$")] | None = None
+    pd_session: Literal["signed", "unsigned"] | None = None
+    profiling_level: str | None = None
+    use_client_context: bool | None = None
+    core_type: _Count | None = None
+    core_id: tuple[_Count, ...] | None = None
     cores: tuple[HtpDeviceCoreConfig, ...] | None = None
 
 
@@ -147,11 +275,16 @@ class HtpMemoryConfig(HtpOptions):
 
 
 class HtpGroupContextConfig(HtpOptions):
-    """Options that the contexts of a process share."""
+    """Options that the contexts of a process share.
+
+    Attributes:
+        reused_io_limit_mb: MiB of buffers that their inputs and outputs share.
+    """
 
     SECTION = "groupContext"
 
     share_resources: bool | None = None
+    reused_io_limit_mb: _Count | None = None
 
 
 _Config = TypeVar("_Config", bound=HtpOptions)

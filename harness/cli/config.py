@@ -35,10 +35,10 @@ def check(
 ) -> None:
     """Check configuration files with our models and with libGenie's own parser.
 
-    Dialogs, text-to-embedding models, engines, samplers, profiles and accuracy are judged by both;
-    HTP backend extensions by our models alone, since Genie has no parser for them. No file that a
-    configuration names has to be there, and nothing of it is run. Dialogs of types spd and lade are
-    refused where the installed Genie gets them wrong on a model of ours.
+    HTP backend extensions are judged by QNN's library for them instead, which drops a file that it
+    cannot read, and lets Genie run without its settings. No file that a configuration names has to
+    be there, and nothing of it is run. Dialogs of types spd and lade are refused where the
+    installed Genie gets them wrong on a model of ours.
 
     Example: qnnfarm config check CONTAINER_DIR
     """
@@ -75,9 +75,11 @@ def _show(judgement: Judgement) -> None:
     _show_verdict("our models", judgement.ours)
     if judgement.genie is None:
         why = "was not asked" if judgement.kind.genie else "has no parser for this kind"
-        console.print(f"  libGenie {why}")
+        console.print(f"  {judgement.kind.judge} {why}")
     else:
-        _show_verdict("libGenie", judgement.genie.faults)
+        _show_verdict(judgement.kind.judge, judgement.genie.faults)
+    for remark in judgement.remarks:
+        console.print(f"  note: {remark}", style="yellow")
     for limit in _limits(judgement):
         console.print(f"  not on the emulator: {limit}", style="yellow")
     reason = _refusal(judgement)
@@ -123,6 +125,7 @@ def _as_json(judgement: Judgement) -> dict[str, Any]:
         "accepted": judgement.accepted and not _refusal(judgement),
         "ours": _verdict(judgement.ours),
         "genie": None if judgement.genie is None else _verdict(judgement.genie.faults),
+        "notes": [_row(remark) for remark in judgement.remarks],
         "not_on_emulator": [
             {"pointer": limit.pointer, "feature": limit.feature, "reason": limit.reason}
             for limit in _limits(judgement)
@@ -132,5 +135,8 @@ def _as_json(judgement: Judgement) -> dict[str, Any]:
 
 
 def _verdict(faults: tuple[Fault, ...]) -> dict[str, Any]:
-    rows = [{"pointer": fault.pointer, "reason": fault.reason} for fault in faults]
-    return {"accepts": not faults, "faults": rows}
+    return {"accepts": not faults, "faults": [_row(fault) for fault in faults]}
+
+
+def _row(fault: Fault) -> dict[str, str]:
+    return {"pointer": fault.pointer, "reason": fault.reason}

@@ -29,7 +29,7 @@ from buildlib.targets import Target
 from buildlib.toolchains.base import BinaryInfo, GraphPorts, OpPackageLibrary, TensorInfo
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.compile_config import CompileConfig
-from buildlib.toolchains.htp_extensions import HtpGraphConfig
+from buildlib.toolchains.htp_extensions import HtpGraphConfig, profile_fault
 from buildlib.toolchains.ort_qnn.wheel import TOOLCHAIN, WheelLibraries, find_libraries
 from buildlib.toolchains.qairt.sdk import COMPILER
 from buildlib.toolchains.requests import (
@@ -45,6 +45,15 @@ from buildlib.toolchains.requests import (
 
 _WORKER = "buildlib.toolchains.ort_qnn.worker"
 _NEEDS_SDK = f"toolchain {TOOLCHAIN} does not know it; {COMPILER} passes it to the SDK's compiler"
+_OF_THE_SDK = (
+    "num_cores",
+    "weights_packing",
+    "short_depth_conv_on_hmx_off",
+    "fold_relu_activation_into_conv_off",
+    "advanced_activation_fusion",
+    "monolithic_lstm",
+)
+"""Options of graphs that the toolchain does not hand to the compiler."""
 _EXTENDED_UDMA_ARCH = 81
 _UNSUPPORTED = re.compile(r"Unsupported nodes in QNN EP: (.*)")
 _NODE = re.compile(r"\{ name: (.*?), type: (\S+) \}")
@@ -283,6 +292,9 @@ def check_options(config: CompileConfig) -> None:
             raise InvalidOptionError(f"{options.SECTION}.{name}", _NEEDS_SDK, ())
     check_target(config)
     for graph in config.graphs:
+        for name in _OF_THE_SDK:
+            if getattr(graph, name) is not None:
+                raise InvalidOptionError(f"graphs.{name}", _NEEDS_SDK, ())
         if graph.fp16_relaxed_precision is False:
             reason = (
                 f"toolchain {TOOLCHAIN} always computes floats with 16 bits; leave it out, or use "
@@ -294,6 +306,9 @@ def check_options(config: CompileConfig) -> None:
 def check_target(config: CompileConfig) -> None:
     """Raise on the first option that the target cannot have, by any compiler."""
     _check_context(config)
+    for core in (core for device in config.devices for core in device.cores or ()):
+        if reason := profile_fault(core, config.target.soc.htp_arch):
+            raise InvalidOptionError("devices.cores.perf_profile", reason, ())
     for graph in config.graphs:
         _check_graph(config, graph)
 

@@ -60,6 +60,11 @@ class WheelLibraries:
         return self.folder / "libGenie.so"
 
     @property
+    def extensions(self) -> Path:
+        """Reader of files of backend extensions."""
+        return self.folder / _EXTENSIONS
+
+    @property
     def search_path(self) -> str:
         """`LD_LIBRARY_PATH` under which these libraries find each other."""
         return f"{self.folder}:{self.support_folder}"

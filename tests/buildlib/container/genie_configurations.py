@@ -333,7 +333,7 @@ EXTENSIONS = Configuration(
         "context": {"weight_sharing_enabled": True},
     },
 )
-"""The file that `extensions` of an engine names; Genie has no parser to ask about it."""
+"""The file that `extensions` of an engine names."""
 
 
 def configurations() -> list[Configuration]:

@@ -15,8 +15,9 @@ from buildlib.container.genie_decoding import Sampler, TokenPenalty
 from buildlib.container.genie_engine import LoraAdapter
 from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.genie_validator import check_genie_config, check_genie_text
-from buildlib.container.htp_config import HtpConfig, HtpContext
+from buildlib.container.htp_config import HtpConfig
 from buildlib.errors import InputFileError
+from buildlib.toolchains.htp_extensions import HtpContextConfig
 
 LLAMA3 = RopeScaling(
     rope_type="llama3",
@@ -124,7 +125,7 @@ def test_tokens_lie_in_the_vocabulary(token: int) -> None:
 )
 def test_htp_context_is_read_in_both_forms_and_kept(context: str) -> None:
     config = HtpConfig.from_json(AI_HUB_HTP % context)
-    assert config.contexts == (HtpContext(weight_sharing_enabled=True),)
+    assert config.contexts == (HtpContextConfig(weight_sharing_enabled=True),)
     assert json.loads(config.to_json()) == json.loads(AI_HUB_HTP % context)
 
 

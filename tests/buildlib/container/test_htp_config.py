@@ -2,10 +2,7 @@
 
 import json
 
-import pytest
-
 from buildlib.container.htp_config import HtpConfig, htp_config
-from buildlib.errors import InputFileError
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 
@@ -20,6 +17,8 @@ def test_options_of_the_run_reach_the_file_and_those_of_the_compiler_do_not() ->
             "graphs.hvx_threads": 4,
             "context.weight_sharing_enabled": False,
             "context.extended_udma": True,
+            "context.file_read_memory_budget_in_mb": 64,
+            "devices.pd_session": "unsigned",
         }
     )
     written = htp_config(config)
@@ -29,6 +28,8 @@ def test_options_of_the_run_reach_the_file_and_those_of_the_compiler_do_not() ->
     assert written.group_context.share_resources
     assert [context.weight_sharing_enabled for context in written.contexts] == [False]
     assert written.graphs is None
+    assert [context.file_read_memory_budget_in_mb for context in written.contexts] == [64]
+    assert [device.pd_session for device in written.devices or ()] == ["unsigned"]
     assert "extended_udma" not in written.to_json()
     assert HtpConfig.from_json(written.to_json()) == written
 
@@ -41,7 +42,7 @@ def test_a_target_alone_gives_the_defaults() -> None:
     assert sharing == [True, False]
 
 
-def test_unknown_options_do_not_reach_genie() -> None:
-    config = CompileConfig.from_backend_extensions({"devices": [{"odd": 1}]}, PHONE)
-    with pytest.raises(InputFileError, match="odd"):
-        htp_config(config)
+def test_unknown_options_are_written_as_they_are() -> None:
+    config = CompileConfig.from_backend_extensions({"devices": [{"odd": 1}], "more": {}}, PHONE)
+    written = json.loads(htp_config(config).to_json())
+    assert (written["devices"][0]["odd"], written["more"]) == (1, {})

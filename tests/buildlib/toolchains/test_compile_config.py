@@ -184,7 +184,7 @@ def test_a_graph_has_options_of_its_own_over_those_of_all() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("graphs.surprise", 1, "known are graphs.vtcm_size_in_mb"),
+        ("graphs.zzzzzzzzzzzzzzzzzzzzzzzz", 1, "known are graphs.vtcm_size_in_mb"),
         ("graphs.name", "a", "no such option"),
         ("graphs.vtcm_size_in_bm", 1, "no such option: did you mean graphs.vtcm_size_in_mb?"),
         ("surprise", 1, "no such option"),
@@ -194,6 +194,7 @@ def test_a_graph_has_options_of_its_own_over_those_of_all() -> None:
         ("devices.cores.perf_profile", "warp", "burst"),
         ("devices.soc_model", 57, "set the target instead"),
         ("memory.mem_type", "file", "shared_buffer"),
+        ("devices.pd_session", "adaptive", "must be 'signed' or 'unsigned'"),
         ("context.weight_sharing_enabled", [], "true or false"),
     ],
 )
@@ -211,10 +212,16 @@ def test_a_binary_has_one_context_one_device_and_a_target_that_is_known() -> Non
         CompileConfig.model_validate({"soc_details": "SM9999"})
 
 
+def test_a_soc_model_of_0_leaves_it_to_the_target() -> None:
+    config = CompileConfig.from_backend_extensions({"devices": [{"soc_model": 0}]}, PHONE)
+    assert config.target.soc.soc_model == 69
+
+
 def test_only_what_the_compiler_reads_decides_the_binary() -> None:
     OrtQnnToolchain().check(CompileConfig.from_backend_extensions(DOCUMENTED, PHONE))
     config = CompileConfig.for_target(PHONE)
-    run = config.with_options({"devices.cores.perf_profile": "balanced"})
+    options = {"devices.perf_profile": "balanced", "context.init_acceleration": True}
+    run = config.with_options({**options, "devices.pd_session": "unsigned"})
     assert run != config
     assert run.compiled_part() == config.compiled_part()
     compiled = config.with_options({"graphs.dlbc": True})
@@ -222,6 +229,7 @@ def test_only_what_the_compiler_reads_decides_the_binary() -> None:
     assert CompileConfig.model_validate(config.compiled_part().model_dump(mode="json")).vtcm_mb == 8
 
 
+LLM_DECODE = {"devices": [{"cores": [{"perf_profile": "llm_decode_burst"}]}]}
 FLOAT16, SHARING, UDMA = "fp16_relaxed_precision", "weight_sharing_enabled", "extended_udma"
 
 
@@ -231,6 +239,7 @@ FLOAT16, SHARING, UDMA = "fp16_relaxed_precision", "weight_sharing_enabled", "ex
         ("SM8750", {"num_cores": 2}, "graphs.num_cores", "--toolchain qairt"),
         ("SM8750", {"devices": [{"cores": [{"a": 1}]}]}, "devices.cores.a", "--toolchain qairt"),
         ("SM8750", {"surprise": {}}, "surprise", "--toolchain qairt"),
+        ("SM8650", LLM_DECODE, "devices.cores.perf_profile", "needs Hexagon v79, and this is v75"),
         ("SM8750", {"vtcm_mb": 16}, "graphs.vtcm_size_in_mb", "SM8750 has 8"),
         ("SM8750", {FLOAT16: 0}, f"graphs.{FLOAT16}", "--toolchain qairt"),
         ("SM8750", {"dlbc_weights": 1}, "graphs.dlbc_weights", f"set context.{SHARING} to false"),

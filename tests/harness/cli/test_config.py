@@ -16,7 +16,7 @@ def test_files_of_several_kinds(qnnfarm: Run, tmp_path: Path, tiny_bundle: Path)
 
     good = qnnfarm("config", "check", greedy, tiny_bundle)
     assert good.returncode == GOOD
-    assert "libGenie has no parser" in good.stdout  # for the HTP backend extensions
+    assert "QNN's HTP library accepts it" in good.stdout
 
     bad = qnnfarm("config", "check", "--json", odd, greedy)
     assert bad.returncode == BAD
@@ -26,3 +26,14 @@ def test_files_of_several_kinds(qnnfarm: Run, tmp_path: Path, tiny_bundle: Path)
     assert dialog["ours"] == {"accepts": False, "faults": [{"pointer": place, "reason": hint}]}
     assert [fault["pointer"] for fault in dialog["genie"]["faults"]] == [place]
     assert sampler["accepted"]
+
+
+def test_settings_that_the_library_drops_are_refused(qnnfarm: Run, tmp_path: Path) -> None:
+    settings = tmp_path / "htp.json"
+    settings.write_text('{"graphs": [{"graph_names": ["a"], "surprise": 1}], "memory": {"x": 1}}')
+    found = qnnfarm("config", "check", settings, "--json")
+    assert found.returncode == BAD
+    (row,) = json.loads(found.stdout)
+    assert row["ours"]["accepts"]
+    assert "Genie would run without" in row["genie"]["faults"][0]["reason"]
+    assert [note["pointer"] for note in row["notes"]] == ["/memory/x", "/graphs/0/surprise"]

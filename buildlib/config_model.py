@@ -2,6 +2,7 @@
 
 import codecs
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self, cast
 
@@ -36,6 +37,8 @@ _FLOAT32 = 3.402823466e38  # as Genie writes it, a little below the largest
 
 WRITTEN = object()
 """Mark of a key that has a default in Python, and that a file must have."""
+_FILE = object()
+"""Context of a validation that reads the text of a file."""
 
 
 def _whole(value: object) -> object:
@@ -80,6 +83,11 @@ def _form(value: object) -> str:
 OneOrSeveral = _OneOrSeveral()
 
 
+def in_file(info: ValidationInfo) -> bool:
+    """Tell a validator whether it reads the text of a file, which says what it says."""
+    return info.context is _FILE
+
+
 def kebab(name: str) -> str:
     """Write `max_num_tokens` as Genie does: `max-num-tokens`."""
     return to_snake(name).replace("_", "-")
@@ -110,7 +118,7 @@ class ConfigModel(BaseModel):
 
     @model_validator(mode="after")
     def _file_is_complete(self, info: ValidationInfo) -> Self:
-        if info.mode != "json":
+        if not in_file(info):
             return self
         for name, field in type(self).model_fields.items():
             key = field.alias or field.serialization_alias or name
@@ -124,6 +132,10 @@ class ConfigModel(BaseModel):
         """Return text with the vendor's keys in the order of the fields, without unset ones."""
         values = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+    def remarks(self) -> Iterator[Fault]:
+        """Yield what is taken, and has another effect than its reader may think."""
+        yield from ()
 
     @classmethod
     def from_json(cls, text: str | bytes, path: str = "configuration") -> Self:
@@ -149,7 +161,9 @@ class ConfigModel(BaseModel):
         repeated = _repeated_key(text)
         if repeated is not None:
             raise refuse(f"the key {repeated!r} stands twice in one object", kind="repeated")
-        return cls.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+        return cls.model_validate_json(
+            text, strict=True, context=_FILE, by_alias=True, by_name=False
+        )
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
