@@ -204,7 +204,7 @@ def children() -> list[int]:
 
 def measure(args: argparse.Namespace, folder: Path) -> bool:
     """Run both ways; whether the limits hold."""
-    from harness.virtual_device.host import hosted_devices
+    from plugins.virtual_android.host import hosted_devices
 
     drawn = random.Random(args.seed)  # noqa: S311 - nothing secret about it
     lengths = [drawn.uniform(0.5, 1.5) * args.mean for _ in range(args.cells)]

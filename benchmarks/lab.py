@@ -44,7 +44,7 @@ class Host:
     def devices(self, count: int, processes: int) -> Iterator[None]:
         """Start its adb server and devices, and write its pool."""
         from harness.devices.adb.server import ensure_server
-        from harness.virtual_device.host import hosted_devices
+        from plugins.virtual_android.host import hosted_devices
 
         with ExitStack() as stack:
             with private_environment(self.folder, self.port):

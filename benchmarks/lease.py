@@ -121,7 +121,7 @@ def devices(count: int) -> Iterator[Sequence[DeviceSpec]]:
     if count == 1:
         yield [DeviceSpec("local")]
         return
-    from harness.virtual_device.host import hosted_devices
+    from plugins.virtual_android.host import hosted_devices
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lease-")))

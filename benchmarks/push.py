@@ -111,7 +111,7 @@ def bench(folder: Path, link: float | None) -> Iterator[Bench]:
     with private_adb(folder) as server:
         from harness.devices.adb.transport import AdbTransport
         from harness.devices.device import Device
-        from harness.virtual_device import manager
+        from plugins.virtual_android import manager
 
         try:
             virtual = manager.start("bench", SOC)

@@ -243,7 +243,7 @@ def benches(folder: Path, source: Path, content: bytes) -> Iterator[dict[str, Be
     with private_adb(folder) as server:
         from harness.devices.adb.transport import AdbTransport
         from harness.devices.device import Device
-        from harness.virtual_device import manager
+        from plugins.virtual_android import manager
 
         names = [path.name for path in source.iterdir()]
         try:

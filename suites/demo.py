@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import Json
+from harness.devices.spec import find_type
 
 SOCS = ("SM8650", "SM8750")
 
@@ -30,6 +31,7 @@ def demo(
     from harness.results.store import ResultsStore
     from suites import demo_steps as steps
 
+    find_type("virtual")
     out.mkdir(parents=True, exist_ok=True)
     db = out / "results.db"
     with ExitStack() as stack:

@@ -23,6 +23,7 @@ from harness.console import progress as progress_bar
 from harness.console import remarks
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server, stop_if_ours
+from harness.devices.spec import find_type
 from harness.errors import WrongUseError
 from harness.paths import make_state_dir
 from harness.pool.pool import trusted_users
@@ -31,7 +32,6 @@ from harness.runtimes.base import GenerationResult
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.genie.runtime import GenieModel
 from harness.runtimes.windows import cut_windows
-from harness.virtual_device.device_type import running_device
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.perplexity import score_text
@@ -169,7 +169,7 @@ def virtual_device(soc: str, server: AdbServer, progress: DemoProgress) -> Itera
     """Yield the serial of a virtual device that stops with the demo; its files stay."""
     name = _device_name(soc)
     progress.step(f"start virtual device {name} and connect it to the adb server")
-    with running_device(name, soc, server, progress.detail) as serial:
+    with find_type("virtual").running(name, soc, server, progress.detail) as serial:
         yield serial
 
 

@@ -31,8 +31,7 @@ IMPORTED = (
     "buildlib.builder_options", "buildlib.cache.finished_builds", "buildlib.cache.inventory",
     "buildlib.numerics", "buildlib.toolchains.ort_qnn.toolchain", "encodings.idna",
     "harness.cli.device_lease", "harness.cli.progress", "harness.devices.adb.discovery",
-    "harness.virtual_device.device_type", "harness.virtual_device.manager", "importlib.readers",
-    "psycopg",
+    "importlib.readers", "psycopg",
     "rich.markdown", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite",
     "typer._adapters", "typer.rich_utils",
 )  # fmt: skip

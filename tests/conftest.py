@@ -7,6 +7,7 @@ cache folders, so that nothing of the user's is touched. They live as long as th
 import contextlib
 import gc
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -18,6 +19,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
@@ -35,8 +37,6 @@ from harness.devices.adb.connection import ServerAddress, ServerUnreachable, que
 from harness.devices.adb.server import ensure_server
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.device import Device
-from harness.virtual_device import manager
-from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, probe_namespace
 from suites.models import tiny_encoder, tiny_llama
 from tests import outlier_llama
 from tests.builders import builder_for
@@ -52,8 +52,11 @@ from tests.buildlib.conftest import (
 from tests.postgresql_server import PostgresqlServer, make_cluster, running_postgresql_server
 from tests.private_adb import free_port, private_environment
 from tests.repackaged import repackage
-from tests.system import needs
+from tests.system import VIRTUAL, is_here, needs
 from tests.waiting import IN_VAIN, PATIENCE_VARIABLE, patience_s
+
+if TYPE_CHECKING:
+    from plugins.virtual_android import manager
 
 ROOT = Path(__file__).parents[1]
 SOC = "SM8750"
@@ -91,8 +94,24 @@ def pytest_configure() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False  # pytest keeps what it makes of the tests' asserts
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the cores are the workers' already
-    if probe_namespace().kind is NamespaceKind.NONE:
-        os.environ[FORCE_VARIABLE] = NamespaceKind.NONE
+    if is_here(VIRTUAL):
+        from plugins.virtual_android.namespace import FORCE_VARIABLE, probe_namespace
+
+        if probe_namespace().kind == "none":
+            os.environ[FORCE_VARIABLE] = "none"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip a file that imports a plugin which this checkout is without."""
+    report = yield
+    lost = re.search(r"No module named '(plugins\.\w+)", str(report.longrepr))
+    if report.failed and lost and not is_here(lost[1]):
+        report.outcome = "skipped"
+        report.longrepr = str(collector.path), 0, f"Skipped: needs {lost[1]}, which is not here"
+    return report
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -117,8 +136,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_report_header() -> str | None:
     """Say where confinement is not tested."""
+    if not is_here(VIRTUAL):
+        return f"without {VIRTUAL}: tests that need a device skip"
+    from plugins.virtual_android.namespace import probe_namespace
+
     support = probe_namespace()
-    if support.kind is not NamespaceKind.NONE:
+    if support.kind != "none":
         return None
     return f"virtual devices run unconfined here: {support.reason}"
 
@@ -239,6 +262,9 @@ def kill_server(address: ServerAddress) -> None:
 @pytest.fixture(scope="session")
 def virtual_device(adb_server: AdbServer) -> Iterator[Device]:
     """A virtual SM8750 that all tests of a worker share: they must leave it usable."""
+    needs(VIRTUAL)
+    from plugins.virtual_android import manager
+
     virtual = manager.start("shared", SOC)
     adb_server.connect(virtual.serial)
     yield Device(AdbTransport(adb_server, virtual.serial))
@@ -246,15 +272,18 @@ def virtual_device(adb_server: AdbServer) -> Iterator[Device]:
     adb_server.disconnect(virtual.serial)
 
 
-MakeDevice = Callable[..., tuple[manager.VirtualDevice, Device]]
+MakeDevice = Callable[..., "tuple[manager.VirtualDevice, Device]"]
 
 
 @pytest.fixture
 def make_virtual_device(adb_server: AdbServer) -> Iterator[MakeDevice]:
     """Makes devices that a test may break: `make_virtual_device(storage_bytes=...)`."""
+    needs(VIRTUAL)
+    from plugins.virtual_android import manager
+
     made: list[manager.VirtualDevice] = []
 
-    def make(**options: int) -> tuple[manager.VirtualDevice, Device]:
+    def make(**options: int) -> "tuple[manager.VirtualDevice, Device]":
         virtual = manager.start(f"t{secrets.token_hex(4)}", SOC, **options)  # type: ignore[arg-type]
         made.append(virtual)
         adb_server.connect(virtual.serial)

@@ -3,6 +3,7 @@
 A process of its own takes 50 ms for that, most of what a short command takes.
 """
 
+import contextlib
 import functools
 import gc
 from importlib import import_module
@@ -12,6 +13,8 @@ from tests.command_line import IMPORTED
 gc.disable()  # all that is imported stays
 for name in IMPORTED:
     import_module(name)
+with contextlib.suppress(ModuleNotFoundError):
+    import_module("plugins.virtual_android.manager")
 
 from harness.cli import app  # noqa: E402
 

@@ -12,20 +12,26 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import pytest
 
-from harness.virtual_device.namespace import NamespaceKind, try_namespace
 from tools import llama_cpp
 from tools.system_packages import PACKAGES, find_program, is_installed
 from tools.test import PACKAGES_VARIABLE
 
+VIRTUAL = "plugins.virtual_android"
 NOBODY = 65534
 """User and group without privileges."""
 IMPORT_PATH = ":".join(
     [str(Path(__file__).parents[1]), *(path for path in sys.path if path.endswith("site-packages"))]
 )
 """`PYTHONPATH` with which another interpreter imports this checkout and what it depends on."""
+
+
+def is_here(plugin: str) -> bool:
+    """Tell whether this checkout has a plugin: `plugins.NAME`."""
+    return importlib.util.find_spec(plugin) is not None
 
 
 def needs(*names: str) -> None:
@@ -39,7 +45,7 @@ def needs(*names: str) -> None:
     """
     for name in names:
         if name.startswith("plugins."):
-            if importlib.util.find_spec(name) is None:
+            if not is_here(name):
                 pytest.skip(f"needs {name}, which this checkout is without")
         elif name in CONDITIONS:
             if hint := CONDITIONS[name]():
@@ -65,7 +71,7 @@ def as_user(uid: int) -> list[str]:
 @cache
 def python_for_others() -> str | None:
     """Find an interpreter of this version with which other users can import this checkout."""
-    probe = "import harness.virtual_device.manager, sys; print(sys.version_info[:2])"
+    probe = "import harness.devices.devices, sys; print(sys.version_info[:2])"
     for path in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
         done = subprocess.run(
             [*as_user(NOBODY), "sh", "-c", 'exec "$@"', "sh", path, "-c", probe],
@@ -89,9 +95,17 @@ def _second_user() -> str | None:
     return "run the tests in a checkout that other users can read, with a Python that they can run"
 
 
+def _try_namespace(kind: Literal["user", "root"]) -> str | None:
+    if not is_here(VIRTUAL):
+        return f"this checkout is without {VIRTUAL}"
+    from plugins.virtual_android.namespace import NamespaceKind, try_namespace
+
+    return try_namespace(NamespaceKind(kind))
+
+
 @cache
 def _user_namespaces() -> str | None:
-    refused = try_namespace(NamespaceKind.USER)
+    refused = _try_namespace("user")
     return refused and f"as root: sysctl -w user.max_user_namespaces=10000 ({refused})"
 
 
@@ -99,7 +113,7 @@ def _user_namespaces() -> str | None:
 def _namespaces() -> str | None:
     if os.geteuid():
         return _user_namespaces()
-    refused = try_namespace(NamespaceKind.ROOT)
+    refused = _try_namespace("root")
     return refused and f"give root, in a container too, the capability SYS_ADMIN ({refused})"
 
 

@@ -1,7 +1,8 @@
 """Completion of arguments by Tab, after `qnnfarm --install-completion`.
 
-Nothing is started and nobody waits: devices are those that a running adb server has, virtual ones
-and members of the pool here. Where nothing fits, the shell completes names of files.
+Nothing is started and nobody waits: devices are those that a running adb server has, those that
+this host has on record, as virtual ones, and members of the pool. Where nothing fits, the shell
+completes names of files.
 """
 
 import os
@@ -11,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from buildlib.targets import catalog
+from harness.devices.spec import device_types
 from harness.errors import HarnessError
 
 _BEFORE = "_QNNFARM_COMPLETE_BEFORE"
@@ -31,7 +33,9 @@ def join_bash_words() -> None:
         os.environ.update(new | {_BEFORE: before + colon})
 
 
-def _offering(offers: Callable[[], Offers]) -> Callable[[str], list[tuple[str, str]]]:
+def offering(offers: Callable[[], Offers]) -> Callable[[str], list[tuple[str, str]]]:
+    """Make a completion of what it offers when it is asked."""
+
     def complete(incomplete: str) -> list[tuple[str, str]]:
         before = os.environ.get(_BEFORE, "")
         fitting = [offer for offer in offers() if offer[0].startswith(before + incomplete)]
@@ -67,19 +71,13 @@ def _containers() -> Offers:
     return [(str(path.parent), "container") for path in sorted(found)]
 
 
-def _virtual_devices() -> Offers:
-    from harness.virtual_device.manager import list_devices
-
-    return [(device.name, device.state) for device in list_devices()]
-
-
 def _devices() -> Iterator[tuple[str, str]]:
     from harness.devices.adb.server import resolve_server
     from harness.pool.pool import find_config, trusted_users
 
     yield "local", "this host"
-    for name, state in _virtual_devices():
-        yield f"virtual:{name}", state
+    for kind in device_types().values():
+        yield from ((str(one), kind.preview(one).obstacle or "running") for one in kind.on_record())
     with suppress(HarnessError):
         entries = find_config(None)[1].devices
         yield from ((entry.name, "of the pool") for entry in entries if entry.name)
@@ -88,7 +86,6 @@ def _devices() -> Iterator[tuple[str, str]]:
         yield from ((device.serial, device.state) for device in seen)
 
 
-complete_socs, complete_targets = _offering(_socs), _offering(_targets)
-complete_recipes, complete_metrics = _offering(_recipes), _offering(_metrics)
-complete_containers, complete_devices = _offering(_containers), _offering(_devices)
-complete_virtual_devices = _offering(_virtual_devices)
+complete_socs, complete_targets = offering(_socs), offering(_targets)
+complete_recipes, complete_metrics = offering(_recipes), offering(_metrics)
+complete_containers, complete_devices = offering(_containers), offering(_devices)

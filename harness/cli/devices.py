@@ -8,16 +8,14 @@ from rich.text import Text
 
 from harness.cli.arguments import Json
 from harness.cli.completion import complete_devices
-from harness.cli.device import print_unconfined
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.devices import inventory
 from harness.devices.base import Battery
 from harness.devices.inventory import Sighting
-from harness.devices.spec import DeviceSpec
+from harness.devices.spec import DeviceSpec, device_types
 from harness.errors import HarnessError
 from harness.exit_codes import BAD
 from harness.pool.pool import Pool, host_devices
-from harness.virtual_device.manager import list_devices
 
 Specs = Annotated[
     list[str] | None,
@@ -65,16 +63,11 @@ def devices(specs: Specs = None, json: Json = False) -> None:
         _print(sightings, holders)
     else:
         answers().print(_NONE)
-    if not json:
-        _tell_unconfined({one.serial for one in sightings})
+    for one in sightings if not json else ():
+        if one.spec and (remark := device_types()[one.spec.type].preview(one.spec).remark):
+            print_remark(remark)
     if specs and any(one.error for one in sightings):
         raise typer.Exit(BAD)
-
-
-def _tell_unconfined(serials: set[str]) -> None:
-    for device in list_devices():
-        if device.state == "running" and not device.confined and device.serial in serials:
-            print_unconfined(device.name)
 
 
 def _holders(sightings: list[Sighting]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 from rich.text import Text
@@ -27,14 +27,13 @@ from harness.cli.arguments import Json
 from harness.console import answers, print_json
 from harness.devices.adb.connection import address_from
 from harness.devices.socket_owner import user_name
+from harness.devices.spec import State, device_types
 from harness.errors import AdbServerError, ConfigFileError, GenieMissingError, LedgerError
 from harness.exit_codes import BAD
-from harness.virtual_device.namespace import probe_namespace
 
 if TYPE_CHECKING:
     from harness.devices.adb.client import AdbServer
 
-State = Literal["ok", "note", "broken"]
 """Of these, `note` works less well, and `broken` stops the main job."""
 
 
@@ -79,7 +78,7 @@ def doctor(json: Json = False) -> None:
 
 def examine() -> Iterator[Finding]:
     """Run all checks, in the order of the data flow; a check that raises is a finding too."""
-    checks: dict[str, Callable[[], Result]] = {
+    checks: dict[str, Callable[[], Result | None]] = {
         "host": _host,
         "QNN compiler": _compiler,
         "QAIRT SDK": _sdk,
@@ -87,14 +86,16 @@ def examine() -> Iterator[Finding]:
         "cache": _cache,
         "pool ledger": _ledger,
         "adb": _adb,
-        "virtual devices": _virtual,
     }
     if host_fault():
-        for subject in ("QNN compiler", "QAIRT SDK", "virtual devices"):
+        for subject in ("QNN compiler", "QAIRT SDK"):
             del checks[subject]
+    for name, kind in device_types().items():
+        checks[f"{name} devices"] = kind.examine_host
     for subject, check in checks.items():
         try:
-            yield Finding(subject, *check())
+            if (found := check()) is not None:
+                yield Finding(subject, *found)
         except Exception as error:  # noqa: BLE001  (whatever is broken is what we are here to report)
             yield Finding(subject, "broken", f"{type(error).__name__}: {error}")
 
@@ -232,20 +233,3 @@ def _reach_of(server: "AdbServer") -> Result:
     is_named = address_from(os.environ) is not None
     advice = "" if is_named else "once it is stopped, qnnfarm starts one that is yours alone"
     return "note", f"{detail}{owner}; every user of this host can use its devices", advice
-
-
-def _virtual() -> Result:
-    from harness.virtual_device.manager import list_devices
-
-    support = probe_namespace()
-    if support.kind == "none":
-        advice = (
-            "`qnnfarm device start NAME --unconfined` starts one whose shell may do here all that "
-            "you may, and has $TMPDIR for /data/local/tmp"
-        )
-        return "note", f"no namespace: {support.reason}", advice
-    detail = f"confined to their own files, processes and network ({support.kind} namespace)"
-    unconfined = [d.name for d in list_devices() if d.state == "running" and not d.confined]
-    if unconfined:
-        return "note", f"{detail}, but unconfined by choice: {', '.join(unconfined)}"
-    return "ok", detail

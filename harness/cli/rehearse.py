@@ -23,6 +23,7 @@ from harness.cli.device_lease import lease_device
 from harness.console import answers, print_json, print_remark
 from harness.devices.adb.server import ensure_server, stop_if_ours
 from harness.devices.device import Device
+from harness.devices.spec import find_type
 from harness.errors import GenieMissingError, WrongUseError
 from harness.exit_codes import BAD
 from harness.pool.pool import trusted_users
@@ -32,7 +33,6 @@ from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.genie.bundle import genie_bundle
 from harness.runtimes.graph.runtime import graph_bundle
 from harness.runtimes.registry import open_model, runtimes
-from harness.virtual_device.device_type import running_device
 from harness.workloads.bench_prompt import cut_prompt
 from harness.workloads.session import Session
 
@@ -262,7 +262,9 @@ def virtual_device(twin: GenAIContainer) -> Iterator[Device]:
     server = ensure_server(trusted_users=trusted_users())
     try:
         with (
-            running_device(f"rehearse-{soc.lower()}", soc, server, print_remark) as serial,
+            find_type("virtual").running(
+                f"rehearse-{soc.lower()}", soc, server, print_remark
+            ) as serial,
             lease_device(serial, wait_s=WAIT_S, purpose="a rehearsal") as device,
         ):
             yield device

@@ -6,10 +6,11 @@ the entry-point group `qnnfarm.device_types`: the entry's name is the type's, it
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from buildlib.entry_points import entry_names, load_entry
 from harness.devices.device import Device
@@ -17,9 +18,11 @@ from harness.devices.local import LocalTransport
 from harness.errors import DeviceUnsupportedError, WrongUseError
 
 if TYPE_CHECKING:  # `Devices` opens specs through their types
+    from harness.devices.adb.client import AdbServer
     from harness.devices.devices import Devices
 
 DOOR = "device_types"
+State = Literal["ok", "note", "broken"]
 _HOST = r"(?:[A-Za-z0-9_.-]{1,64}@)?[A-Za-z0-9_\[][A-Za-z0-9_.:\[\]%-]{0,254}"
 
 
@@ -85,12 +88,14 @@ class Preview:
         soc: its SoC, if that is known.
         adb_serial: its serial at this host's adb server: empty while it has none, `None` for a
             device that is not reached through that server.
+        remark: what its users should know; empty if nothing is unusual.
     """
 
     exists: bool | None = None
     obstacle: str = ""
     soc: str | None = None
     adb_serial: str | None = None
+    remark: str = ""
 
 
 class DeviceType(Protocol):
@@ -131,6 +136,28 @@ class DeviceType(Protocol):
     def power_cycle(self, spec: DeviceSpec) -> None:
         """Switch a device off and on."""
         raise DeviceUnsupportedError(str(spec), "power cycle", "no command is configured")
+
+    def on_record(self) -> Sequence[DeviceSpec]:
+        """List the devices that this host keeps a record of, without asking anything else."""
+        return ()
+
+    def examine_host(self) -> tuple[State, str, str] | None:
+        """Tell whether this host can run such devices, with advice; None if it runs none."""
+        return None
+
+    def running(
+        self, name: str, soc: str, server: "AdbServer", tell: Callable[[str], None]
+    ) -> AbstractContextManager[str]:
+        """Yield the serial, at an adb server, of a device that runs for the block; its files stay.
+
+        Args:
+            name: of the device.
+            soc: its SoC.
+            server: that is to know it.
+            tell: takes remarks for the user.
+        """
+        del soc, server, tell
+        raise DeviceUnsupportedError(name, "a start", "devices of its type exist already")
 
 
 class AndroidType(DeviceType):
@@ -220,6 +247,18 @@ class LocalType(DeviceType):
     ) -> Device:
         """Return this machine as a device."""
         return Device(LocalTransport())
+
+
+def find_type(name: str) -> DeviceType:
+    """Return the device type of a name.
+
+    Raises:
+        WrongUseError: no installed package has it.
+    """
+    if name not in device_types():
+        here = ", ".join(device_types())
+        raise WrongUseError(f"no installed package has devices of type {name}; there are {here}")
+    return device_types()[name]
 
 
 def check_type_name(name: str) -> str:

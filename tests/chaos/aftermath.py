@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
-from harness.virtual_device.events import LoggedEvent
+from plugins.virtual_android.events import LoggedEvent
 from tests.chaos import push_scene
 from tests.chaos.actors import Actor, Tell, conduct
 from tests.chaos.drawing import DEVICES, Case

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from harness.virtual_device.faults import (
+from plugins.virtual_android.faults import (
     ALWAYS,
     Babble,
     Corrupt,

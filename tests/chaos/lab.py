@@ -15,8 +15,8 @@ from harness.devices.adb.transport import AdbTransport
 from harness.devices.device import Device
 from harness.pool.ledger_file import default_path
 from harness.pool.pool import Pool
-from harness.virtual_device.control import DeviceControl
-from harness.virtual_device.host import hosted_control, hosted_devices
+from plugins.virtual_android.control import DeviceControl
+from plugins.virtual_android.host import hosted_control, hosted_devices
 from suites.models import tiny_llama
 from tests.builders import builder_for
 from tests.chaos.drawing import DEVICES

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from harness.virtual_device.host import hosted_control
+from plugins.virtual_android.host import hosted_control
 
 
 def main() -> None:

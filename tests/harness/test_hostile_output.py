@@ -51,12 +51,12 @@ from harness.telemetry.protocol import parse_recording
 from harness.telemetry.readings import battery_of_service
 from harness.telemetry.thermal_service import parse_thermal_service
 from harness.telemetry.throttling import judge_throttling
-from harness.virtual_device.auth import parse_public_key
-from harness.virtual_device.faults import parse_fault
-from harness.virtual_device.protocol import FrameDecoder
-from harness.virtual_device.shell import parse_shell_service, parse_window_size, starts_runner
 from harness.workloads.command import Command
 from harness.workloads.session import Session
+from plugins.virtual_android.auth import parse_public_key
+from plugins.virtual_android.faults import parse_fault
+from plugins.virtual_android.protocol import FrameDecoder
+from plugins.virtual_android.shell import parse_shell_service, parse_window_size, starts_runner
 from tests.command_line import Started
 
 SIZE = int(os.environ.get("QNNFARM_HOSTILE_BYTES", "2000000"))

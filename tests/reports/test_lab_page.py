@@ -28,7 +28,7 @@ from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus
 from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 from reports.errors import ReportError
 from reports.lab import app
 from reports.lab.access import Access, is_same_origin, read_tokens

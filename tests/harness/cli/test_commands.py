@@ -30,8 +30,8 @@ from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.server import ensure_server
 from harness.devices.device import Device
-from harness.virtual_device import manager
-from harness.virtual_device.faults import ALWAYS, Slow
+from plugins.virtual_android import manager
+from plugins.virtual_android.faults import ALWAYS, Slow
 from suites.models import tiny_llama
 from tests.command_line import IMPORTED, Done, Started
 from tests.conftest import kill_server

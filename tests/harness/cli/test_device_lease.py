@@ -19,7 +19,7 @@ from harness.errors import (
     UnknownVirtualDeviceError,
     WrongUseError,
 )
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 from tests.harness.cli.conftest import Run
 from tests.ssh_server import running_ssh_server
 

@@ -11,7 +11,7 @@ from harness.devices.inventory import Sighting
 from harness.devices.spec import DeviceSpec
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 from tests.harness.cli.conftest import Run
 from tests.ssh_server import running_ssh_server
 

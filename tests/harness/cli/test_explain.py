@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from harness.cli.app import build_app
 from harness.errors.codes import find_codes
 from harness.exit_codes import BAD
-from harness.virtual_device import manager
-from harness.virtual_device.faults import DSP_MESSAGES, DspCause, parse_fault
+from plugins.virtual_android import manager
+from plugins.virtual_android.faults import DSP_MESSAGES, DspCause, parse_fault
 from tests.conftest import MakeDevice
 from tests.harness.cli.conftest import Run
 

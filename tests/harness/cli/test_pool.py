@@ -19,7 +19,7 @@ from harness.pool.lease import Lease
 from harness.pool.pool import Pool
 from harness.pool.records import Facts
 from harness.pool.requirement import Requirement
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 from tests import command_line
 from tests.conftest import MakeDevice
 from tests.harness.cli.conftest import Run

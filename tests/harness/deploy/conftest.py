@@ -4,6 +4,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,8 +12,10 @@ from harness.deploy.deploy import remove_run
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.device import Device
-from harness.virtual_device.manager import VirtualDevice
 from tests.tcp_meter import TcpMeter
+
+if TYPE_CHECKING:
+    from plugins.virtual_android.manager import VirtualDevice
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def random_file(tmp_path: Path) -> Callable[[int], Path]:
 @pytest.fixture
 def metered(
     adb_server: AdbServer,
-    make_virtual_device: Callable[..., tuple[VirtualDevice, Device]],
+    make_virtual_device: Callable[..., "tuple[VirtualDevice, Device]"],
 ) -> Iterator[tuple[Device, TcpMeter]]:
     """A device of the test's own, and what counts the bytes between it and the adb server."""
     virtual, _ = make_virtual_device()

@@ -19,9 +19,9 @@ from harness.errors import (
     DeviceLostError,
     DeviceTimeoutError,
 )
-from harness.virtual_device import manager
-from harness.virtual_device.faults import ALWAYS, Full, Stall
-from harness.virtual_device.manager import VirtualDevice
+from plugins.virtual_android import manager
+from plugins.virtual_android.faults import ALWAYS, Full, Stall
+from plugins.virtual_android.manager import VirtualDevice
 
 RandomFile = Callable[[int], Path]
 MakeDevice = Callable[..., tuple[VirtualDevice, Device]]

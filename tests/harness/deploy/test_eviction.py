@@ -10,7 +10,7 @@ from harness.deploy.deploy import deploy, evict, remove_run, store_usage
 from harness.deploy.eviction import EvictionPolicy
 from harness.devices.device import Device
 from harness.errors import DeviceFullError
-from harness.virtual_device.manager import VirtualDevice
+from plugins.virtual_android.manager import VirtualDevice
 from tests.command_line import Started
 
 RandomFile = Callable[[int], Path]

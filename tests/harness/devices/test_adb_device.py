@@ -18,7 +18,7 @@ from harness.errors import (
     DeviceTransferError,
     NoDeviceError,
 )
-from harness.virtual_device.manager import VirtualDevice
+from plugins.virtual_android.manager import VirtualDevice
 
 MakeDevice = Callable[..., tuple[VirtualDevice, Device]]
 

@@ -13,7 +13,7 @@ from harness.devices.adb.connection import ServerAddress
 from harness.devices.device import Device
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 from tests.conftest import MakeDevice
 from tests.ssh_server import SshServer
 

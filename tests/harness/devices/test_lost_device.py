@@ -13,9 +13,9 @@ from harness.devices.adb.discovery import open_device
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.device import Device
 from harness.errors import DeviceLostError, DeviceTimeoutError, DeviceUnauthorizedError
-from harness.virtual_device import manager
-from harness.virtual_device.faults import ALWAYS, Stall
-from harness.virtual_device.manager import VirtualDevice
+from plugins.virtual_android import manager
+from plugins.virtual_android.faults import ALWAYS, Stall
+from plugins.virtual_android.manager import VirtualDevice
 
 MakeDevice = Callable[..., tuple[VirtualDevice, Device]]
 

@@ -22,7 +22,7 @@ from harness.errors import (
     HostUnreachableError,
     NoDeviceError,
 )
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 from tests.conftest import kill_server
 from tests.device_echo import echo_on
 from tests.ssh_server import SshServer, running_ssh_server

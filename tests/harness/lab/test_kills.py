@@ -31,7 +31,7 @@ BENCH = {
 }  # fmt: skip
 STUCK_S = 600.0
 WEIGHTS = {"worker": 4, "host": 3, "pause": 3, "database": 2, "submitter": 2}
-LASTING = ("adb", "harness.virtual_device")
+LASTING = ("adb", "plugins.virtual_android")
 """Programs of a host that outlive its worker: the adb server, and the devices themselves."""
 
 

@@ -18,8 +18,8 @@ from harness.errors import StoreError
 from harness.pool.pool import Pool
 from harness.pool.states import MemberState
 from harness.results.store import ResultsStore, RunFilter
-from harness.virtual_device import manager
-from harness.virtual_device.faults import ALWAYS, Stall
+from plugins.virtual_android import manager
+from plugins.virtual_android.faults import ALWAYS, Stall
 from tests import command_line, waiting
 from tests.command_line import Started
 

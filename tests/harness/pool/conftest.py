@@ -26,10 +26,12 @@ from harness.pool.owner import Owner, host_id
 from harness.pool.pool import Pool
 from harness.pool.records import Facts, LeaseRow
 from harness.pool.states import Event
-from harness.virtual_device import manager
 from tests.clock import ManualClock
 from tests.postgresql_server import PostgresqlServer
-from tests.system import program
+from tests.system import VIRTUAL, needs, program
+
+if TYPE_CHECKING:
+    from plugins.virtual_android import manager
 
 if TYPE_CHECKING:
     from harness.pool.fence import FenceClaims
@@ -161,8 +163,11 @@ def on_a_small_disk(folder: Path, size: str, *words: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def two_devices(adb_server: AdbServer) -> Iterator[tuple[manager.VirtualDevice, ...]]:
+def two_devices(adb_server: AdbServer) -> "Iterator[tuple[manager.VirtualDevice, ...]]":
     """Two virtual devices that the tests of a file share, behind the adb server."""
+    needs(VIRTUAL)
+    from plugins.virtual_android import manager
+
     devices = tuple(manager.start(f"p{secrets.token_hex(3)}", "SM8750") for _ in range(2))
     for device in devices:
         adb_server.connect(device.serial)

@@ -18,7 +18,7 @@ from harness.pool.members import Member
 from harness.pool.opener import Opener
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 from tests.command_line import Started
 from tests.device_echo import echo_on
 from tests.harness.pool.conftest import close

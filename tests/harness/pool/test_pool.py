@@ -41,9 +41,9 @@ from harness.pool.pool import Pool
 from harness.pool.records import Facts, FenceRecord
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
-from harness.virtual_device import manager
-from harness.virtual_device.faults import ALWAYS, Stall
-from harness.virtual_device.folder import load_record, save_record
+from plugins.virtual_android import manager
+from plugins.virtual_android.faults import ALWAYS, Stall
+from plugins.virtual_android.folder import load_record, save_record
 from tests.command_line import Started
 from tests.harness.pool.conftest import close
 

@@ -24,8 +24,8 @@ from harness.pool.pool import Pool
 from harness.pool.records import Facts
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
-from harness.virtual_device import manager
-from harness.virtual_device.faults import Reboot
+from plugins.virtual_android import manager
+from plugins.virtual_android.faults import Reboot
 from tests.command_line import Started
 from tests.conftest import kill_server
 from tests.harness.pool.conftest import close

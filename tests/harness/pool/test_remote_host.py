@@ -15,7 +15,7 @@ from harness.errors import PoolError
 from harness.pool.config import DeviceEntry, parse_config
 from harness.pool.members import Member
 from harness.pool.opener import Opener
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 from tests.conftest import kill_server
 from tests.ssh_server import SshServer, running_ssh_server
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.devices.adb.client import AdbServer
-from harness.virtual_device import manager
+from tests.system import VIRTUAL, needs
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,9 @@ def farm(
 def two_devices(adb_server: AdbServer) -> Iterator[tuple[str, str]]:
     """Names of two virtual devices that the tests of a file share."""
     names = (f"plugin-a{os.getpid()}", f"plugin-b{os.getpid()}")
+    needs(VIRTUAL)
+    from plugins.virtual_android import manager
+
     for name, soc in zip(names, ("SM8750", "SM8750"), strict=True):
         adb_server.connect(manager.start(name, soc).serial)
     yield names

@@ -21,7 +21,7 @@ from tests.harness.pytest_plugin.conftest import Farm, command
 pytestmark = pytest.mark.timeout(600)
 
 _LOSES = """
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 
 used = []
 

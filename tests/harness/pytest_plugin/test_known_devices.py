@@ -7,7 +7,7 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import HarnessError, NoDeviceError, UnknownVirtualDeviceError
 from harness.pool.pool import Pool
 from harness.pytest_plugin.leases import check_known
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 from tests.conftest import MakeDevice
 from tests.harness.pytest_plugin.conftest import Farm
 

@@ -15,7 +15,7 @@ from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions, prepared, run_prepare
 from harness.telemetry.gate import ConditionRecord
 from harness.telemetry.readings import Sensors
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 from tests.clock import ManualClock
 from tests.harness.telemetry.conftest import Here, scripts_on
 

@@ -9,7 +9,7 @@ from harness.devices.device import Device
 from harness.results.derived import find_charge_fault, find_power
 from harness.runtimes.base import GenerationRequest, RuntimeOptions
 from harness.runtimes.genie.runtime import GenieRuntime
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 
 
 def test_generation_is_sampled_when_asked(virtual_device: Device, small_bundle: Path) -> None:

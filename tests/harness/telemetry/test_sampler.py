@@ -13,7 +13,7 @@ from harness.devices.device import Device
 from harness.errors import DeviceCommandError
 from harness.telemetry.sampler import Sampling, sampling
 from harness.telemetry.throttling import judge_throttling
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 from tests.harness.telemetry.conftest import Here
 
 MakeDevice = Callable[..., tuple[manager.VirtualDevice, Device]]

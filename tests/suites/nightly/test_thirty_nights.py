@@ -27,7 +27,7 @@ from harness.pool.config import ReceiverConfig
 from harness.pool.notifications import Notification
 from harness.results import schema
 from harness.results.store import ResultsStore
-from harness.virtual_device import manager
+from plugins.virtual_android import manager
 from suites.nightly.archive import Archive
 from suites.nightly.job import Measured, NightlyJob, Reported, Steps
 from suites.nightly.night import Cells, Night

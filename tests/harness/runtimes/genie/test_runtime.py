@@ -31,8 +31,8 @@ from harness.errors import (
 )
 from harness.runtimes.base import Generates, GenerationRequest, RuntimeOptions
 from harness.runtimes.genie.runtime import GenieModel, GenieRuntime
-from harness.virtual_device import manager
-from harness.virtual_device.faults import Corrupt, Stall
+from plugins.virtual_android import manager
+from plugins.virtual_android.faults import Corrupt, Stall
 from suites.models import tiny_llama
 
 PROMPT = "In the beginning God created the heaven and the earth. And God said,"

@@ -1,0 +1,253 @@
+"""Authentication, and peers that violate the protocol."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import adbutils
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.connection import address_from
+from harness.errors import DeviceUnauthorizedError
+from plugins.virtual_android.connection import DaemonConnection, Service
+from plugins.virtual_android.device_type import connect
+from plugins.virtual_android.manager import VirtualDevice
+from plugins.virtual_android.protocol import HEADER_SIZE, AdbCommand
+from plugins.virtual_android.stream import Stream
+from tests.plugins.virtual_android.helpers import CONFINED, Adb, pack_message
+from tests.waiting import PATIENCE_S, wait_for
+
+_VERSION = 0x01000001
+_U32 = 0xFFFFFFFF
+
+
+def _peer(device: VirtualDevice) -> socket.socket:
+    host, _, port = device.serial.partition(":")
+    return socket.create_connection((host, int(port)), timeout=200)
+
+
+def _read_exactly(peer: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = peer.recv(count - len(data))
+        assert part, "the device closed the connection"
+        data += part
+    return data
+
+
+def _is_closed(peer: socket.socket) -> bool:
+    try:
+        while peer.recv(65536):
+            pass
+    except ConnectionResetError:
+        return True
+    return True
+
+
+@CONFINED
+def test_the_owner_is_accepted(on_device: Adb) -> None:
+    done = on_device("get-state")
+    assert done.stdout == b"device\n"
+    servers = set(on_device("host-features").stdout.split())  # adb 29 has no sendrecv_v2
+    both = set(on_device("features").stdout.split())
+    assert {b"shell_v2", b"stat_v2", b"ls_v2", b"sendrecv_v2"} & servers <= both
+    assert b"shell_v2" in both
+
+
+def test_a_strangers_key_is_refused(
+    device: VirtualDevice, new_adb_server: Callable[[], dict[str, str]]
+) -> None:
+    environment = new_adb_server()
+
+    def stranger(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        command = [adbutils.adb_path(), *arguments]
+        return subprocess.run(
+            command, env=environment, capture_output=True, timeout=200, check=False
+        )
+
+    stranger("connect", device.serial)
+    wait_for(lambda: b"unauthorized" in stranger("devices").stdout)
+    refused = stranger("-s", device.serial, "shell", "id")
+    assert refused.returncode != 0
+    assert b"unauthorized" in refused.stderr
+    address = address_from(environment)
+    assert address is not None
+    with pytest.raises(DeviceUnauthorizedError, match="ADB_VENDOR_KEYS") as advised:
+        connect(AdbServer(address, 41), device)
+    assert f"device start {device.name}" in str(advised.value)
+
+
+@CONFINED
+def test_nothing_is_served_before_authentication(device: VirtualDevice) -> None:
+    for early in (
+        pack_message(AdbCommand.OPEN, 1, 0, b"shell:id\0"),
+        pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::")
+        + pack_message(AdbCommand.OPEN, 1, 0, b"shell:id\0"),
+        pack_message(AdbCommand.AUTH, 2, 0, bytes(256)),
+    ):
+        with _peer(device) as peer:
+            peer.sendall(early)
+            assert _is_closed(peer)
+
+
+@CONFINED
+def test_wrong_signatures_only_get_new_tokens(device: VirtualDevice) -> None:
+    with _peer(device) as peer:
+        peer.sendall(pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::"))
+        tokens = set()
+        for _ in range(3):
+            command, kind, _, length, _, _ = struct.unpack("<6I", _read_exactly(peer, 24))
+            assert (command, kind, length) == (AdbCommand.AUTH, 1, 20)
+            tokens.add(_read_exactly(peer, 20))
+            peer.sendall(pack_message(AdbCommand.AUTH, 2, 0, os.urandom(256)))
+        assert len(tokens) == 3
+
+
+@CONFINED
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        struct.pack("<6I", AdbCommand.CNXN, 1, 2, 3, 4, 5),
+        struct.pack("<6I", AdbCommand.CNXN, _VERSION, 1 << 20, 1 << 31, 0, ~AdbCommand.CNXN & _U32),
+        pack_message(AdbCommand.CNXN, 1, 1, b"host::"),
+        pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::") * 2,
+    ],
+    ids=["http", "bad magic", "two gigabytes", "no such version", "greets twice"],
+)
+def test_hostile_peers_are_cut_off_and_the_device_serves_on(
+    device: VirtualDevice, on_device: Adb, hostile: bytes
+) -> None:
+    with _peer(device) as peer:
+        peer.sendall(hostile)
+        assert _is_closed(peer)
+    assert on_device("shell", "echo alive").stdout == b"alive\n"
+
+
+@CONFINED
+def test_many_silent_strangers_do_not_lock_the_owner_out(
+    device: VirtualDevice, on_device: Adb, adb: Adb
+) -> None:
+    peers = [_peer(device) for _ in range(60)]
+    try:
+        adb("disconnect", device.serial)
+        assert b"connected" in adb("connect", device.serial).stdout
+        assert on_device("shell", "echo in").stdout == b"in\n"
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def test_only_loopback_listens(device: VirtualDevice) -> None:
+    port = int(device.serial.partition(":")[2])
+    listening = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        if not Path(table).exists():
+            continue
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, local, _, state = line.split()[:4]
+            if state == "0A" and int(local.rpartition(":")[2], 16) == port:
+                listening.append(local.rpartition(":")[0])
+    assert listening == ["0100007F"]
+
+
+_KEY = rsa.generate_private_key(65537, 2048)
+
+
+class _Peer:
+    """An adb server's end of a connection to a device without anything on it."""
+
+    def __init__(self) -> None:
+        self.lost = asyncio.Event()
+        self.device = DaemonConnection(
+            "device::", lambda: [_KEY.public_key()], self._open, self._forget
+        )
+
+    def _forget(self, _: DaemonConnection) -> None:
+        self.lost.set()
+
+    def _open(self, _: DaemonConnection, name: bytes) -> Service | None:
+        return self._echo if name == b"echo:" else None
+
+    async def _echo(self, stream: Stream) -> None:
+        while data := await stream.read():
+            await stream.write(data)
+
+
+_IDS = st.sampled_from([0, 1, 2, 3, 7, 0xFFFFFFFF])
+_ORDERS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just(AdbCommand.OPEN), _IDS, _IDS, st.sampled_from([b"echo:\0", b"\0", b"x:"])
+        ),
+        st.tuples(st.sampled_from(list(AdbCommand)), _IDS, _IDS, st.binary(max_size=40)),
+    ),
+    max_size=25,
+)
+
+
+@given(_ORDERS, st.binary(max_size=30))
+@settings(max_examples=150, deadline=None)
+def test_an_owner_who_does_not_keep_to_the_protocol_leaves_nothing_behind(
+    orders: list[tuple[AdbCommand, int, int, bytes]], garbage: bytes
+) -> None:
+    """Any messages in any order: the connection continues or closes and leaves nothing."""
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        failures: list[object] = []
+        loop.set_exception_handler(lambda _, context: failures.append(context))
+        peer = _Peer()
+        near, far = _connected()
+        with near:
+            await loop.connect_accepted_socket(lambda: peer.device, far)
+            await loop.sock_sendall(
+                near, pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::")
+            )
+            head = await _receive(near, HEADER_SIZE + 20)
+            token = head[HEADER_SIZE:]
+            signature = _KEY.sign(token, padding.PKCS1v15(), Prehashed(hashes.SHA1()))  # noqa: S303
+            await loop.sock_sendall(near, pack_message(AdbCommand.AUTH, 2, 0, signature))
+            await _receive(near, HEADER_SIZE)
+            assert peer.device.online
+            with contextlib.suppress(OSError):
+                for order in orders:
+                    await loop.sock_sendall(near, pack_message(*order))
+                await loop.sock_sendall(near, garbage)
+        async with asyncio.timeout(PATIENCE_S):
+            await peer.lost.wait()
+            await peer.device.wait_for_services()
+        await asyncio.sleep(0)
+        assert not peer.device._streams
+        assert not peer.device._tasks
+        assert not failures
+
+    asyncio.run(play())
+
+
+def _connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+    near.setblocking(False)
+    return near, far
+
+
+async def _receive(near: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = await asyncio.get_running_loop().sock_recv(near, count - len(data))
+        assert part
+        data += part
+    return data

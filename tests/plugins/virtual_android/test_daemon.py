@@ -1,0 +1,230 @@
+"""The process of a device: its port, neighbours, leftovers after `kill -9`, and log sizes."""
+
+import base64
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.errors import VirtualDeviceError
+from plugins.virtual_android import manager, outside
+from plugins.virtual_android.faults import parse_fault
+from plugins.virtual_android.host import hosted_control, hosted_devices
+from plugins.virtual_android.manager import VirtualDevice
+from plugins.virtual_android.protocol import AdbCommand
+from tests.plugins.virtual_android.helpers import (
+    Adb,
+    RunAndLose,
+    new_marker,
+    pack_message,
+    running,
+)
+from tests.waiting import is_alive, wait_for
+
+_VERSION = 0x01000001
+
+
+def _port(serial: str) -> int:
+    return int(serial.rpartition(":")[2])
+
+
+# Its port
+
+
+@pytest.mark.parametrize("when", ["power", "reboot"])
+def test_the_port_of_a_device_that_is_off_stays_taken(
+    start_device: Callable[..., VirtualDevice], adb: Adb, run_and_lose: RunAndLose, when: str
+) -> None:
+    device = start_device(f"off-{when}")
+    fault = "power:off=inf,when=shell" if when == "power" else "reboot:when=shell"
+    manager.control(device.name).inject(parse_fault(fault))
+    run_and_lose(device.serial, "sleep 60")
+    wait_for(lambda: not _accepts(device.serial))
+    # The listener was closed; the port is taken again a moment later.
+    wait_for(lambda: not any(_can_have(_port(device.serial), share=one) for one in (False, True)))
+    if when == "power":
+        manager.control(device.name).power_on()
+    wait_for(lambda: b"connected" in adb("connect", device.serial).stdout)
+    wait_for(lambda: adb("-s", device.serial, "shell", "echo back").stdout == b"back\n")
+    manager.remove(device.name)
+
+
+def _accepts(serial: str) -> bool:
+    with contextlib.suppress(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", _port(serial)), timeout=5).close()
+        return True
+    return False
+
+
+def _can_have(port: int, *, share: bool) -> bool:
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, share)
+        try:
+            thief.bind(("127.0.0.1", port))
+            thief.listen()
+        except OSError:
+            return False
+        return True
+
+
+# Its neighbours
+
+
+def test_a_device_that_fails_spares_its_neighbours(
+    tmp_path: Path, adb: Adb, connect: Callable[[str], None]
+) -> None:
+    with hosted_devices(2, "SM8750", tmp_path, processes=1, unconfined=True) as [first, second]:
+        for serial in (first, second):
+            connect(serial)
+        (tmp_path / "h000" / "root" / "properties" / "a-folder").mkdir()
+        adb("-s", first, "shell", "reboot; sleep 60")
+        commands = hosted_control(tmp_path, 0)
+        wait_for(lambda: commands.events()[-1].detail.startswith("failed: "))
+        time.sleep(0.5)
+        assert adb("-s", second, "shell", "echo here").stdout == b"here\n"
+    for serial in (first, second):
+        adb("disconnect", serial)
+
+
+def test_two_processes_do_not_serve_one_device(tmp_path: Path) -> None:
+    with (
+        hosted_devices(1, "SM8750", tmp_path, unconfined=True),
+        pytest.raises(VirtualDeviceError, match="another process serves this device"),
+        hosted_devices(1, "SM8750", tmp_path, unconfined=True),
+    ):
+        pass
+
+
+# Processes that it left
+
+
+def test_leftovers_of_a_killed_device_are_killed_at_its_next_start(
+    start_device: Callable[..., VirtualDevice], adb: Adb
+) -> None:
+    device = start_device("phoenix", unconfined=True)
+    marker = new_marker()
+    adb("-s", device.serial, "shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
+    wait_for(lambda: len(running(marker)) == 1)
+    assert device.pid is not None
+    os.kill(device.pid, signal.SIGKILL)
+    wait_for(lambda: manager.get("phoenix").state == "stopped")
+    assert running(marker)
+    start_device("phoenix", unconfined=True)
+    assert not running(marker)
+    manager.remove("phoenix")
+
+
+def test_a_copied_folder_does_not_touch_the_device_that_it_was_copied_from(
+    tmp_path: Path, adb: Adb, connect: Callable[[str], None]
+) -> None:
+    marker = new_marker()
+    with hosted_devices(1, "SM8750", tmp_path / "one", unconfined=True) as [serial]:
+        connect(serial)
+        adb("-s", serial, "shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
+        wait_for(lambda: len(running(marker)) == 1)
+        copy = tmp_path / "two" / "h000"
+        copy.mkdir(parents=True)
+        (copy / "device.json").write_bytes((tmp_path / "one/h000/device.json").read_bytes())
+        with hosted_devices(1, "SM8750", tmp_path / "two", unconfined=True):
+            assert running(marker)
+    assert not running(marker)
+    adb("disconnect", serial)
+
+
+def test_a_damaged_record_does_not_hide_a_process(home: Path) -> None:
+    device = manager.start("hurt", "SM8750")
+    (home / "devices" / "hurt" / "device.json").write_text("{")
+    manager.remove("hurt")
+    assert not running(str(home / "devices" / "hurt"))
+    assert device.pid is not None
+    assert not is_alive(device.pid)
+
+
+def test_an_unrecorded_daemon_is_replaced(home: Path) -> None:
+    """Its starter was killed between the start and the record."""
+    first = manager.start("lost", "SM8750")
+    file = home / "devices" / "lost" / "device.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pid": None}))
+    try:
+        again = manager.start("lost", "SM8750")
+        assert first.pid is not None
+        assert not is_alive(first.pid)
+        assert again.pid != first.pid
+    finally:
+        manager.remove("lost")
+
+
+def test_a_start_that_takes_too_long_is_an_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "_START_PATIENCE_S", 0.001)
+    try:
+        with pytest.raises(VirtualDeviceError, match="no answer"):
+            manager.start("slow", "SM8750")
+    finally:
+        manager.remove("slow")
+
+
+# What grows
+
+
+def test_the_event_log_of_a_running_device_is_bounded(
+    start_device: Callable[..., VirtualDevice],
+) -> None:
+    device = start_device("talks")
+    folder = device.root.parent
+    line = '{"at": 1.0, "kind": "struck", "fault": "old", "detail": "' + "x" * 1000 + '"}\n'
+    for number in range(3):
+        with (folder / "events.jsonl").open("a") as file:
+            file.write(line * (1 + (4 << 20) // len(line)))
+        manager.control(device.name).inject(parse_fault(f"drop:when=pull,bytes={number}"))
+    sizes = [path.stat().st_size for path in folder.glob("events.jsonl*")]
+    assert len(sizes) == 2
+    assert sum(sizes) < 9 << 20
+    events = manager.control(device.name).events()
+    assert [event.fault for event in events if event.kind == "armed"][-2:] == [
+        "drop:bytes=1,when=pull",
+        "drop:bytes=2,when=pull",
+    ]
+    manager.remove("talks")
+
+
+def test_the_log_keeps_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("a") as stream:
+        handler = outside.BoundedHandler(stream)
+        for number in range(9000):
+            text = f"{number} {'x' * 1000}"
+            handler.handle(logging.LogRecord("log", logging.INFO, "", 0, text, (), None))
+    lines = path.read_text().splitlines()
+    assert path.stat().st_size <= 4 << 20
+    numbers = [int(line.split()[0]) for line in lines]
+    assert numbers == list(range(9000 - len(numbers), 9000))
+    assert len(numbers) > 1500
+
+
+def test_a_stranger_cannot_fill_the_log(device: VirtualDevice) -> None:
+    key = _android_key() + b" stranger@somewhere\0"
+    greeting = pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::")
+    before = device.log_path.stat().st_size
+    with socket.create_connection(("127.0.0.1", _port(device.serial)), timeout=10) as peer:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            peer.sendall(greeting + 2000 * pack_message(AdbCommand.AUTH, 3, 0, key))
+        with contextlib.suppress(ConnectionResetError):
+            while peer.recv(65536):
+                pass
+    assert device.log_path.stat().st_size - before < 20_000
+
+
+def _android_key() -> bytes:
+    modulus = (1 << 2047 | secrets.randbits(2046)).to_bytes(256, "little")
+    return base64.b64encode(struct.pack("<II256s256sI", 64, 0, modulus, bytes(256), 65537))

@@ -1,0 +1,278 @@
+"""Files to and from a device, through the real adb."""
+
+import asyncio
+import hashlib
+import os
+import stat
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import adbutils
+import pytest
+
+from plugins.virtual_android import manager
+from plugins.virtual_android.filesystem import DeviceFilesystem
+from plugins.virtual_android.injection import Effects, Injector
+from plugins.virtual_android.manager import VirtualDevice
+from plugins.virtual_android.protocol import AdbCommand
+from plugins.virtual_android.storage import Storage
+from plugins.virtual_android.stream import Stream
+from plugins.virtual_android.sync import SyncHost, open_sync
+from tests.plugins.virtual_android.helpers import CONFINED, Adb
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from plugins.virtual_android.events import EventLog
+
+_TMP = "/data/local/tmp"
+
+
+@CONFINED
+def test_round_trip(on_device: Adb, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    for size in (0, 1, 65536, 3_000_001):
+        (tmp_path / "files" / str(size)).write_bytes(os.urandom(size))
+    assert on_device("push", tmp_path / "files", f"{_TMP}/round").returncode == 0
+    sums = on_device("shell", "cd $TMPDIR/round && sha256sum *").stdout.decode().splitlines()
+    assert on_device("pull", f"{_TMP}/round", tmp_path / "back").returncode == 0
+    for line in sums:
+        digest, name = line.split()
+        content = (tmp_path / "back" / name).read_bytes()
+        assert content == (tmp_path / "files" / name).read_bytes()
+        assert digest == hashlib.sha256(content).hexdigest()
+    assert len(sums) == 4
+
+
+@CONFINED
+def test_folders_with_all_kinds_of_names(on_device: Adb, tmp_path: Path) -> None:
+    source = tmp_path / "sour ce"
+    names = ["plain", "with space", 'it\'s "quoted"', "späße-漢字-🙂", "$HOME;`id`", "-dash", "a,b"]
+    for name in names:
+        (source / name).mkdir(parents=True)
+        (source / name / f"{name}.txt").write_text(name)
+    (source / "empty").mkdir()
+    assert on_device("push", source, f"{_TMP}/folder").returncode == 0
+    assert on_device("shell", "ls $TMPDIR/folder").stdout.count(b"\n") >= len(names)
+    assert on_device("pull", f"{_TMP}/folder", tmp_path / "back").returncode == 0
+    for name in names:
+        assert (tmp_path / "back" / name / f"{name}.txt").read_text() == name
+    again = on_device("push", "--sync", source, f"{_TMP}/folder")
+    assert again.returncode == 0
+    assert on_device("shell", "rm -r $TMPDIR/folder").returncode == 0
+
+
+@CONFINED
+def test_modes_and_mtimes_are_kept(on_device: Adb, tmp_path: Path) -> None:
+    for mode in (0o644, 0o755, 0o600, 0o444, 0o711):
+        local = tmp_path / f"{mode:o}"
+        local.write_text("x")
+        local.chmod(mode)
+        os.utime(local, (1_234_567_890 + mode,) * 2)
+        assert on_device("push", local, f"{_TMP}/{mode:o}").returncode == 0
+        output = on_device("shell", f"stat -c '%a %Y' $TMPDIR/{mode:o}").stdout.decode().split()
+        assert output == [f"{mode:o}", str(1_234_567_890 + mode)]
+        back = tmp_path / f"back{mode:o}"
+        assert on_device("pull", "-a", f"{_TMP}/{mode:o}", back).returncode == 0
+        assert stat.S_IMODE(back.stat().st_mode) == mode
+        assert int(back.stat().st_mtime) == 1_234_567_890 + mode
+
+
+def test_push_pull_and_shell_see_one_folder(device: VirtualDevice, on_device: Adb) -> None:
+    on_device("shell", "echo seen >$TMPDIR/by-shell")
+    assert b"by-shell" in on_device("ls", _TMP).stdout
+    assert (device.root / "data/local/tmp/by-shell").read_text() == "seen\n"
+    in_namespace = device.namespace != "none"
+    shown = on_device("shell", "echo $TMPDIR").stdout.decode().strip()
+    assert (shown == _TMP) is in_namespace
+    if in_namespace:
+        assert on_device("shell", f"cat {_TMP}/by-shell").stdout == b"seen\n"
+    else:
+        assert shown == str(device.root / "data/local/tmp")
+        assert on_device("ls", shown).stdout == on_device("ls", _TMP).stdout
+
+
+def test_a_file_is_replaced_whole_and_links_are_followed(on_device: Adb, tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("one")
+    (tmp_path / "two").write_text("two")
+    on_device("push", tmp_path / "one", f"{_TMP}/target")
+    on_device("shell", "cd $TMPDIR && ln -sf target link && exec 3<target && sleep 0")
+    assert on_device("push", tmp_path / "two", f"{_TMP}/link").returncode == 0
+    output = on_device("shell", "cd $TMPDIR && readlink link && cat target")
+    assert output.stdout == b"target\ntwo"
+
+
+def test_errors_name_their_reason_and_leave_nothing(on_device: Adb, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(3_000_000))
+    on_device("shell", "mkdir -p $TMPDIR/errors && echo x >$TMPDIR/errors/blocks")
+    pushed = on_device("push", tmp_path / "file", f"{_TMP}/errors/blocks/below")
+    assert pushed.returncode != 0
+    assert b"Not a directory" in pushed.stderr + pushed.stdout
+    pulled = on_device("pull", f"{_TMP}/no-such", tmp_path / "back")
+    assert pulled.returncode != 0
+    assert b"No such file" in pulled.stderr + pulled.stdout
+    assert not (tmp_path / "back").exists()
+    assert on_device("shell", "ls -A $TMPDIR/errors").stdout == b"blocks\n"
+
+
+@CONFINED
+def test_the_first_version_of_the_protocol(device: VirtualDevice, tmp_path: Path) -> None:
+    port = int(os.environ["ADB_SERVER_SOCKET"].rpartition(":")[2])
+    client = adbutils.AdbClient(host="127.0.0.1", port=port).device(device.serial)
+    data = os.urandom(200_000)
+    client.sync.push(data, f"{_TMP}/v1/ä b", mode=0o640, check=True)
+    assert client.sync.read_bytes(f"{_TMP}/v1/ä b") == data
+    found = client.sync.stat(f"{_TMP}/v1/ä b")
+    assert (found.size, stat.S_IMODE(found.mode)) == (len(data), 0o640)
+    assert [entry.path for entry in client.sync.list(f"{_TMP}/v1") if "b" in entry.path] == ["ä b"]
+    assert not client.sync.exists(f"{_TMP}/v1/none")
+    assert client.shell2("echo hi", v2=True).output == "hi\n"
+
+
+def test_a_full_device_says_so_and_keeps_nothing_partial(
+    start_device: Callable[..., VirtualDevice], adb: Adb, tmp_path: Path
+) -> None:
+    device = start_device("full", storage_bytes=2_000_000)
+
+    def on_full(*arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
+        return adb("-s", device.serial, *arguments)
+
+    (tmp_path / "small").write_bytes(bytes(500_000))
+    (tmp_path / "large").write_bytes(bytes(3_000_000))
+    assert on_full("push", tmp_path / "small", f"{_TMP}/small").returncode == 0
+    pushed = on_full("push", tmp_path / "large", f"{_TMP}/large")
+    assert pushed.returncode != 0
+    assert b"No space left on device" in pushed.stderr + pushed.stdout
+    assert on_full("shell", "ls -A $TMPDIR").stdout == b"small\n"
+    free = int(on_full("shell", "df -k /data/local/tmp | tail -n 1").stdout.split()[3])
+    assert 1000 < free < 1500
+    for _ in range(5):  # what a shell forks first must be limited too
+        forked = "head -c 5000000 /dev/zero >$TMPDIR/by-shell & wait $!"
+        assert on_full("shell", forked).returncode != 0
+    on_full("shell", "rm $TMPDIR/*")
+    assert on_full("push", tmp_path / "small", f"{_TMP}/again").returncode == 0
+    manager.remove("full")
+
+
+def test_a_device_that_goes_away_during_a_push(
+    start_device: Callable[..., VirtualDevice], tmp_path: Path
+) -> None:
+    device = start_device("leaves")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(20_000_000_000)
+    client = subprocess.Popen(
+        [adbutils.adb_path(), "-s", device.serial, "push", str(tmp_path / "huge"), f"{_TMP}/huge"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    folder = device.root / "data/local/tmp"
+    wait_for(lambda: any(file.stat().st_size > 1_000_000 for file in folder.iterdir()))
+    manager.stop("leaves")
+    output, _ = client.communicate(timeout=200)
+    assert client.returncode != 0, output
+    assert list(folder.iterdir()) == []
+    manager.remove("leaves")
+
+
+class _Peer:
+    """The client's end of a sync session without a connection, and the messages that came."""
+
+    max_payload = 1 << 20
+
+    def __init__(self, root: Path) -> None:
+        self.messages: list[bytes] = []
+        filesystem = DeviceFilesystem(root, in_namespace=False)
+        storage = Storage(root / "data", None, on_full=lambda: None)
+        faults = Injector(cast("Effects", None), cast("EventLog", None))
+        self.stream = Stream(self, 1, 2)
+        service = open_sync(SyncHost(filesystem, storage, faults), b"sync:")
+        assert service is not None
+        self._service = service
+
+    def send(
+        self,
+        command: AdbCommand,
+        arg0: int,  # noqa: ARG002
+        arg1: int,  # noqa: ARG002
+        payload: bytes | bytearray | memoryview = b"",
+    ) -> None:
+        if command is AdbCommand.WRTE:
+            self.messages.append(bytes(payload))
+            asyncio.get_running_loop().call_soon(self.stream.on_ready, 2)
+
+    async def wait_writable(self) -> None:
+        pass
+
+    def forget(self, stream: Stream) -> None:
+        pass
+
+    def exchange(self, *requests: bytes) -> list[bytes]:
+        """Send each piece in a message of its own, and return the messages that come back."""
+
+        async def talk() -> list[bytes]:
+            session = asyncio.ensure_future(self._service(self.stream))
+            for piece in (*requests, _QUIT):
+                assert self.stream.on_data(piece)
+            await session
+            return self.messages
+
+        return asyncio.run(talk())
+
+
+_QUIT = struct.pack("<4sI", b"QUIT", 0)
+
+
+def _request(ident: bytes, path: str) -> bytes:
+    return struct.pack("<4sI", ident, len(path)) + path.encode()
+
+
+def _data(content: bytes) -> bytes:
+    return struct.pack("<4sI", b"DATA", len(content)) + content
+
+
+def _done(mtime: int = 0) -> bytes:
+    return struct.pack("<4sI", b"DONE", mtime)
+
+
+@pytest.mark.parametrize("size", [0, 1, 65536, 500_000])
+def test_the_end_of_a_file_goes_with_its_data(tmp_path: Path, size: int) -> None:
+    """Alone it would wait 40 ms in the adb server: for the acknowledgement of the data (Nagle)."""
+    (tmp_path / "data").mkdir()
+    content = os.urandom(size)
+    (tmp_path / "data" / "file").write_bytes(content)
+    pieces = [content[start : start + 65536] for start in range(0, size, 65536)]
+    whole = b"".join(map(_data, pieces)) + _done()
+    assert _Peer(tmp_path).exchange(_request(b"RECV", "/data/file")) == [whole]
+
+
+def test_a_file_of_several_messages_ends_with_the_last(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    content = os.urandom(2_500_000)
+    (tmp_path / "data" / "file").write_bytes(content)
+    request = _request(b"RECV", "/data/file")
+    messages = _Peer(tmp_path).exchange(request, request)
+    assert [len(message) for message in messages] == 2 * [
+        983_160,
+        983_160,
+        len(content) - 1_966_080 + 9 * 8 + 8,
+    ]
+    assert all(messages[number].endswith(_done()) for number in (2, 5))
+
+
+def test_files_that_come_together_are_confirmed_together(tmp_path: Path) -> None:
+    sent = [_request(b"SEND", f"/data/{n},33188") + _data(b"%d" % n) + _done(n) for n in range(50)]
+    messages = _Peer(tmp_path).exchange(b"".join(sent))
+    assert messages == [50 * struct.pack("<4sI", b"OKAY", 0)]
+    assert [(tmp_path / "data" / str(n)).read_text() for n in range(50)] == [
+        str(n) for n in range(50)
+    ]
+
+
+def test_the_first_failure_ends_what_came_together(tmp_path: Path) -> None:
+    (tmp_path / "data" / "1").mkdir(parents=True)
+    sent = [_request(b"SEND", f"/data/{n},33188") + _data(b"x") + _done() for n in range(3)]
+    (message,) = _Peer(tmp_path).exchange(b"".join(sent))
+    assert message.startswith(struct.pack("<4sI", b"OKAY", 0) + b"FAIL")
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["0", "1"]
