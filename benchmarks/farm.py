@@ -94,8 +94,6 @@ def first_contact(serials: Sequence[str]) -> float:
 
 def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary", TimedPool]:
     """Run all commands as cells of one plan."""
-    from contextlib import closing
-
     from harness.devices.spec import DeviceSpec
     from harness.plans.cell_runner import DeviceCellRunner, ModelCache
     from harness.plans.cells import make_cell
@@ -103,7 +101,7 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
     from harness.plans.scheduler import run_matrix
     from harness.pool.pool import Pool
     from harness.pool.requirement import Requirement
-    from harness.results.store import LazyResultsStore
+    from harness.results.store import ResultsStore
     from harness.workloads.command import Command
 
     cells = [
@@ -118,11 +116,11 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
     began = time.monotonic()
     with (
         Pool.of([DeviceSpec("android", serial) for serial in serials]) as pool,
-        closing(LazyResultsStore(str(folder / "results.db"))) as store,
-        Journal(folder / "journal.jsonl") as journal,
+        ResultsStore.open(folder / "results.db") as store,
     ):
         print(f"  pool of {len(serials)} devices opened in {time.monotonic() - began:.1f} s")
-        journal.begin("farm", "0" * 32, fresh=True)
+        journal = Journal(store.database, "farm")
+        journal.begin(fresh=True)
         timed = TimedPool(pool)
         runner = DeviceCellRunner(store, ModelCache(), journal.plan_run_id)
         return run_matrix(cells, timed, runner, journal), timed

@@ -119,7 +119,7 @@ def elapsed_in_lab(server: PostgresqlServer) -> float:
     """Return the seconds from the beginning of the first cell to the end of the last."""
     query = (
         "SELECT extract(epoch FROM max(changed_at) - min(changed_at - duration_s * interval '1 s'))"
-        " FROM lab_cells"
+        " FROM plan_cells"
     )
     with closing(server.connect("lab")) as connection:
         ((elapsed,),) = connection.execute(query).fetchall()

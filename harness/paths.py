@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def state_dir() -> Path:
-    """Return the folder of this user's own state: ledger, virtual devices, plans' journals.
+    """Return the folder of this user's own state: ledger, virtual devices, logs of plans.
 
     `QNNFARM_STATE_DIR` overrides it.
     """

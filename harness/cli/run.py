@@ -163,7 +163,7 @@ def _document(plan_run: PlanRun, summary: Summary) -> dict[str, object]:
     failed_runs = _failed_runs(plan_run, summary)
     return {
         "plan": plan_run.plan.name,
-        "campaign": plan_run.journal.plan_run_id,
+        "campaign": plan_run.id,
         "db": plan_run.location,
         "exit_code": summary.exit_code,
         "interrupted": summary.interrupted,
@@ -202,8 +202,7 @@ def _show(plan_run: PlanRun, summary: Summary) -> None:
     _print_outcomes(summary)
     console = answers()
     n_left = summary.count("left") + summary.count("interrupted")
-    place = f"; results in {plan_run.location}" if plan_run.has_results else ""
-    console.print(f"{summary}{place}")
+    console.print(f"{summary}; results in {plan_run.location}")
     failed_runs = _failed_runs(plan_run, summary)
     if failed_runs:
         run_id = next(iter(failed_runs.values()))

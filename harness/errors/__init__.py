@@ -49,7 +49,6 @@
         ArtifactError          a file that is kept with a run cannot be kept or read
       OutputCheckError         a speed with a wrong output
       NightlyBusyError         another process works on the night of a plan
-      JournalError             the journal of a plan cannot be read or written
       VirtualDeviceError       root of virtual devices' errors
         UnknownVirtualDeviceError
         VirtualDeviceConfinementError   this machine grants no namespace

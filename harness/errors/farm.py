@@ -107,12 +107,3 @@ class NightlyBusyError(HarnessError):
 
     folder: str
     template = "another `qnnfarm nightly` works on the nights in {folder}: wait for it, or stop it"
-
-
-class JournalError(HarnessError):
-    """The journal of a plan cannot be read or written."""
-
-    ends_plan = True
-    path: str
-    reason: str
-    template = "cannot use the journal {path}: {reason}"

@@ -1,7 +1,7 @@
 """Builds of a lab: a worker runs `qnnfarm build` for somebody, in a folder that all hosts see.
 
-Its end stands in `lab_cells`, as that of the cell `build` of a run that has the digest of the build
-as its id.
+Its end stands in the journal of plans, as that of the cell `build` of a run that has the digest of
+the build as its id.
 """
 
 import contextlib
@@ -32,9 +32,10 @@ from buildlib.paths import plain_path
 from buildlib.toolchains.child_process import dying_with_parent
 from harness.errors import HarnessError, HostFileError, StoreError, WrongUseError
 from harness.lab.content import Files, check_files, hashes
-from harness.lab.jobs import CellEnd, LabJobs, Taken, insist
+from harness.lab.jobs import LabJobs, Taken, insist
 from harness.lab.service import Service
 from harness.plans.builds import BuildRequest, ContainerBuild, build_containers
+from harness.plans.journal import CellEnd
 from harness.plans.matrix import resolve_path
 from harness.plans.plan_file import Plan
 from harness.pool.status import OnProgress

@@ -1,8 +1,7 @@
 """Jobs of a lab: cells in procrastinate's queue, and their ends.
 
-procrastinate keeps its tables (`procrastinate_*`) in the database of the results, beside ours:
-`lab_plan_runs`, the runs of plans; `lab_cells`, how each of their cells ended and where; and
-`lab_workers`.
+procrastinate keeps its tables (`procrastinate_*`) in the database of the results, beside ours: the
+journal of plans and `lab_workers`.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
 import procrastinate
@@ -22,15 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import (
     BigInteger,
     Column,
-    Double,
     Integer,
     MetaData,
-    String,
     Table,
     Text,
     column,
     delete,
-    func,
     insert,
     or_,
     select,
@@ -42,8 +38,20 @@ from harness.errors import StoreError, StoreUnavailableError, WrongUseError, one
 from harness.lab.content import CellFiles
 from harness.plans.cell_runner import PlanSettings
 from harness.plans.cells import Cell
+from harness.plans.journal import (
+    ID_LENGTH,
+    KEY_LENGTH,
+    CellEnd,
+    begin_run,
+    find_run,
+    make_tables,
+    plan_cells,
+    plan_runs,
+    read_ends,
+    select_ends,
+)
 from harness.results.database import connection_string, database_file, shown
-from harness.results.records import new_run_id, now
+from harness.results.records import now
 from harness.results.schema import UtcDateTime
 from harness.results.store import ResultsStore
 
@@ -54,13 +62,11 @@ TASK = "qnnfarm_cell"
 DEAD_AFTER_S = 30.0
 PATIENCE_S = 2.0
 """Seconds between tries to reach a server that is away."""
-_OPENING = 0x71_6E_6E_6C_61_62  # "qnnlab"
 _BATCH = 500
 _QUEUE_DIGITS = 32
 _LONGEST_REASON = 1000
 _AT_ONCE = datetime.fromtimestamp(0, UTC)
 """When jobs that are given back may run: not by this host's clock, which may be ahead."""
-_ID_LENGTH, _KEY_LENGTH = 32, 64
 _LONGEST_CELL = 1 << 20
 _LONGEST_S = 1e7
 _LAST_SESSION = 1 << 20
@@ -80,30 +86,6 @@ _BACKLOG = (
 )
 _WORKERS = select(text("id")).select_from(text("procrastinate_workers"))
 _metadata = MetaData()
-plan_runs = Table(
-    "lab_plan_runs",
-    _metadata,
-    Column("id", String(_ID_LENGTH), primary_key=True),
-    Column("plan", Text, nullable=False, index=True),
-    Column("submitter", Text, nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("owner", Text, nullable=False, server_default=text("session_user")),
-)
-cells = Table(
-    "lab_cells",
-    _metadata,
-    Column("plan_run", String(_ID_LENGTH), primary_key=True),
-    Column("key", String(_KEY_LENGTH), primary_key=True),
-    Column("status", String(16), nullable=False),  # begun, or of `CellStatus`
-    Column("host", Text, nullable=False),
-    Column("device", Text, nullable=False),
-    Column("error", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("summary", Text, nullable=False),
-    Column("duration_s", Double, nullable=False),
-    Column("changed_at", UtcDateTime, nullable=False),
-    Column("job", BigInteger, nullable=False),  # of which it is the end
-)
 workers = Table(
     "lab_workers",
     _metadata,
@@ -120,32 +102,30 @@ _NEWEST = (
     "SELECT queueing_lock AS lock, max(id) AS job FROM procrastinate_jobs"
     " WHERE starts_with(queueing_lock, :plan_run) GROUP BY queueing_lock"
 )
-_GUARDED = "SELECT 1 FROM pg_trigger WHERE tgname = 'lab_owned'"
+_GUARDED = "SELECT 1 FROM pg_trigger WHERE tgname = 'plan_owned'"
 _GUARD = """
-ALTER TABLE lab_cells ADD COLUMN IF NOT EXISTS job BIGINT NOT NULL DEFAULT 0;
-ALTER TABLE lab_plan_runs ADD COLUMN IF NOT EXISTS owner TEXT NOT NULL DEFAULT session_user;
-CREATE OR REPLACE FUNCTION lab_own_run() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION plan_own_run() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   NEW.owner := session_user;
   RETURN NEW;
 END $$;
-CREATE OR REPLACE FUNCTION lab_own_jobs() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION plan_own_jobs() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM 1 FROM lab_plan_runs
+  PERFORM 1 FROM plan_runs
     WHERE id = split_part(NEW.queueing_lock, ':', 1) AND owner <> session_user;
   IF FOUND THEN
     RAISE insufficient_privilege USING MESSAGE = 'permission denied: another role began that run';
   END IF;
   RETURN NEW;
 END $$;
-CREATE OR REPLACE TRIGGER lab_owner BEFORE INSERT ON lab_plan_runs
-  FOR EACH ROW EXECUTE FUNCTION lab_own_run();
-CREATE OR REPLACE TRIGGER lab_owned BEFORE INSERT ON procrastinate_jobs
-  FOR EACH ROW EXECUTE FUNCTION lab_own_jobs();
+CREATE OR REPLACE TRIGGER plan_owner BEFORE INSERT ON plan_runs
+  FOR EACH ROW EXECUTE FUNCTION plan_own_run();
+CREATE OR REPLACE TRIGGER plan_owned BEFORE INSERT ON procrastinate_jobs
+  FOR EACH ROW EXECUTE FUNCTION plan_own_jobs();
 """
 """A run of a plan is its role's, and so are the jobs whose ends are stored under its id."""
 _RECORD = (
-    f"INSERT INTO lab_cells (plan_run, key, {', '.join(_ENDS)})"  # noqa: S608 - our own names
+    f"INSERT INTO plan_cells (plan_run, key, {', '.join(_ENDS)})"  # noqa: S608 - our own names
     f" SELECT %(plan_run)s, %(key)s, {', '.join(f'%({name})s' for name in _ENDS)}"
     " FROM procrastinate_jobs WHERE id = %(job)s AND worker_id = %(worker)s AND status = 'doing'"
     " FOR UPDATE ON CONFLICT (plan_run, key) DO UPDATE"
@@ -194,23 +174,6 @@ class CellJob(Taken):
     cell: Cell
     files: CellFiles
     settings: PlanSettings
-
-
-@dataclass(frozen=True, slots=True)
-class CellEnd:
-    """The end of a cell, or its beginning.
-
-    Attributes:
-        status: `begun` while it runs, else of `CellStatus`.
-    """
-
-    status: str
-    host: str = ""
-    device: str = ""
-    error: str = ""
-    reason: str = ""
-    summary: str = ""
-    duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +226,7 @@ class LabJobs(Closeable):
         self._thread.start()
         try:
             with self.store.database.writing() as connection:
-                connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))  # one makes tables
+                make_tables(connection)
                 _metadata.create_all(connection)
                 self._call(self._open())
             with self.store.database.writing() as connection:
@@ -297,24 +260,10 @@ class LabJobs(Closeable):
         Args:
             fresh: begin a new one in any case.
         """
-        newest = (
-            select(plan_runs.c.id)
-            .where(plan_runs.c.plan == plan, plan_runs.c.owner == text("session_user"))
-            .order_by(plan_runs.c.created_at.desc())
-            .limit(1)
-        )
+        ours = plan_runs.c.owner == text("session_user"), plan_runs.c.place == ""
         with self.store.database.writing() as connection:
-            run: str | None = None if fresh else connection.scalar(newest)
-            if run is not None:
-                return run
-            of_plan = select(func.max(plan_runs.c.created_at)).where(plan_runs.c.plan == plan)
-            last: datetime | None = connection.scalar(of_plan)
-            # The newest, also after one of a host whose clock is ahead of ours.
-            created = now() if last is None else max(now(), last + timedelta(microseconds=1))
-            run = new_run_id()
-            row = {"id": run, "plan": plan, "submitter": submitter, "created_at": created}
-            connection.execute(insert(plan_runs).values(row))
-            return run
+            run = None if fresh else find_run(connection, plan, *ours)
+            return run or begin_run(connection, plan, submitter=submitter)
 
     def submit(
         self,
@@ -379,25 +328,18 @@ class LabJobs(Closeable):
     def ends(self, plan_run: str) -> Mapping[str, CellEnd]:
         """Return the ends of the cells of a plan's run that have begun, by their keys."""
         newest = text(_NEWEST).columns(column("lock", Text), column("job", BigInteger)).subquery()
-        lock = cells.c.plan_run + ":" + cells.c.key
-        query = (
-            select(cells)
-            .outerjoin(newest, newest.c.lock == lock)
-            .where(cells.c.plan_run == plan_run)
-            .where(or_(newest.c.job.is_(None), newest.c.job <= cells.c.job))
-        )
+        lock = plan_cells.c.plan_run + ":" + plan_cells.c.key
+        query = select_ends(plan_run).outerjoin(newest, newest.c.lock == lock)
+        newest_ends = query.where(or_(newest.c.job.is_(None), newest.c.job <= plan_cells.c.job))
         with self.store.database.reading() as connection:
-            values = {"plan_run": f"{plan_run}:"}
-            rows = connection.execute(query, values).mappings().all()
-        names = CellEnd.__slots__
-        return {row["key"]: CellEnd(*(row[name] for name in names)) for row in rows}
+            return read_ends(connection, newest_ends.params(plan_run=f"{plan_run}:"))
 
     def record(self, job: Taken, end: CellEnd) -> None:
         """Record the end of a job, unless it was given to another worker meanwhile."""
         values = {name: getattr(end, name) for name in CellEnd.__slots__} | {"changed_at": now()}
         values["reason"] = one_line(end.reason, _LONGEST_REASON)
         plan_run, _, key = str(job.job.queueing_lock).rpartition(":")
-        if not (0 < len(plan_run) <= _ID_LENGTH and 0 < len(key) <= _KEY_LENGTH):
+        if not (0 < len(plan_run) <= ID_LENGTH and 0 < len(key) <= KEY_LENGTH):
             return  # of somebody who means harm
         values |= {"plan_run": plan_run, "key": key, "job": job.job.id, "worker": job.worker}
         # As `_rows`: a new connection costs more than the write.

@@ -8,9 +8,9 @@ from sqlalchemy import Connection, text
 _IS_LAB = text("SELECT to_regclass('lab_workers') IS NOT NULL")
 _PLANS = text("""
     SELECT run.id, run.plan, run.submitter, run.created_at, waiting, running,
-        (SELECT count(*) FROM lab_cells WHERE plan_run = run.id AND status = 'done'),
-        (SELECT count(*) FROM lab_cells WHERE plan_run = run.id AND status = 'failed')
-    FROM lab_plan_runs run JOIN (
+        (SELECT count(*) FROM plan_cells WHERE plan_run = run.id AND status = 'done'),
+        (SELECT count(*) FROM plan_cells WHERE plan_run = run.id AND status = 'failed')
+    FROM plan_runs run JOIN (
         SELECT split_part(queueing_lock, ':', 1) AS id,
             count(*) FILTER (WHERE status = 'todo') AS waiting,
             count(*) FILTER (WHERE status = 'doing') AS running

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from harness.errors import ConfigFileError, FailureClass
 from harness.lab.content import find_files
-from harness.lab.jobs import CellEnd, LabJobs, insist
+from harness.lab.jobs import LabJobs, insist
 from harness.plans.cell_queue import Durations
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache, PlanSettings
 from harness.plans.cells import Cell
-from harness.plans.outcome import CellOutcome, CellResult, Failure, Summary
+from harness.plans.journal import CellEnd, read_durations
+from harness.plans.outcome import CellOutcome, Failure, Summary
 from harness.plans.plan_file import Plan, load_plan
 from harness.plans.plan_run import find_cells, find_database
 from harness.plans.protocols import Observer
 from harness.pool.status import MemberStatus
-from harness.results.store import LazyResultsStore
 
 _TICK_S = 1.0
 _PRIORITY_PER_S = 10
@@ -54,7 +54,8 @@ class LabRun:
     def submit(self) -> int:
         """Submit the cells that are not done, do not wait and do not run; return their number."""
         cells = [cell for cell in self.cells if cell.key in self.submitted]
-        durations = Durations(cells)
+        with self.jobs.store.database.reading() as connection:
+            durations = Durations(cells, read_durations(connection, self.plan.name))
         files = find_files(cells, tuple(self.plan.push), self.runner.models)
         entries = (
             (cell, its_files, min(round(durations.expected_s(cell) * _PRIORITY_PER_S), _LAST))
@@ -88,7 +89,7 @@ class LabRun:
                 continue
             statuses[cell.key] = end.status
             if end.status == "begun":
-                observer.on_cell_start(cell, f"{end.device} on {end.host}")
+                observer.on_cell_start(cell, end.where)
             elif end.status != "interrupted" and cell.key in self.submitted:
                 news.append(cell)
         for outcome in insist(lambda: list(self._outcomes(news, ends))):
@@ -98,32 +99,17 @@ class LabRun:
     def _outcomes(
         self, cells: Sequence[Cell], ends: Mapping[str, CellEnd]
     ) -> Iterator[CellOutcome]:
-        results = self.results(cells, ends)
+        done = self.runner.earlier_outcomes(cells, ends)
         for cell in cells:
-            yield self._outcome(cell, ends.get(cell.key), results.get(cell.key))
-
-    def _outcome(self, cell: Cell, end: CellEnd | None, result: CellResult | None) -> CellOutcome:
-        device = f"{end.device} on {end.host}" if end else ""
-        if result is not None:
-            seconds, resumed = end.duration_s if end else 0.0, cell.key not in self.submitted
-            return CellOutcome(cell, "done", resumed, device, result, duration_s=seconds)
-        if end is None or end.status in {"begun", "interrupted"}:
-            return CellOutcome(cell)
-        failure = Failure(FailureClass.OUTPUT, end.error, end.reason)
-        return CellOutcome(cell, "failed", device=device, failures=((device, failure),))
-
-    def results(
-        self, cells: Sequence[Cell], ends: Mapping[str, CellEnd]
-    ) -> Mapping[str, CellResult]:
-        """Return results by the cells' keys: the store's, but for commands, which store none."""
-        commands = {
-            cell.key: CellResult(summary=ends[cell.key].summary)
-            for cell in cells
-            if not cell.workload.needs_container
-            and cell.key in ends
-            and ends[cell.key].status == "done"
-        }
-        return {**commands, **self.runner.stored_results(cells)}
+            end = ends.get(cell.key)
+            if cell.key in done:
+                yield replace(done[cell.key], resumed=cell.key not in self.submitted)
+            elif end is None or end.status in {"begun", "interrupted"}:
+                yield CellOutcome(cell)
+            else:
+                failure = Failure(FailureClass.OUTPUT, end.error, end.reason)
+                tries = ((end.where, failure),)
+                yield CellOutcome(cell, "failed", device=end.where, failures=tries)
 
 
 @contextmanager
@@ -154,9 +140,8 @@ def open_lab_run(
     with ExitStack() as stack:
         cells = find_cells(plan, plan_file, models, only, members)
         jobs = stack.enter_context(LabJobs(location))
-        store = stack.enter_context(LazyResultsStore(location))
         plan_run = jobs.begin(plan.name, f"{getpass.getuser()}@{socket.getfqdn()}", fresh=fresh)
-        runner = DeviceCellRunner(store, models, plan_run)
-        lab_run = LabRun(plan, cells, plan_run, jobs, runner, frozenset(), store.location)
-        results = lab_run.results(cells, jobs.ends(plan_run))
-        yield replace(lab_run, submitted=frozenset(c.key for c in cells if c.key not in results))
+        runner = DeviceCellRunner(jobs.store, models, plan_run)
+        done = runner.earlier_outcomes(cells, jobs.ends(plan_run))
+        submitted = frozenset(cell.key for cell in cells if cell.key not in done)
+        yield LabRun(plan, cells, plan_run, jobs, runner, submitted, jobs.store.location)

@@ -21,7 +21,6 @@ from harness.lab.jobs import (
     DEAD_AFTER_S,
     PATIENCE_S,
     Backlog,
-    CellEnd,
     CellJob,
     LabJobs,
     insist,
@@ -32,6 +31,7 @@ from harness.plans.cancellation import CancelToken, CellInterrupted
 from harness.plans.cell_queue import CellQueue, Durations
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache
 from harness.plans.cells import Cell
+from harness.plans.journal import CellEnd
 from harness.plans.lease_requests import PoolSnapshot
 from harness.plans.outcome import CellOutcome, CellResult, Failure
 from harness.plans.outcome_log import OutcomeLog
@@ -41,7 +41,7 @@ from harness.pool.lease import LeasedDevice
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.pool.status import OnProgress, ignore_progress
-from harness.results.store import LazyResultsStore
+from harness.results.store import ResultsStore
 from harness.words import pluralize
 
 _BEATS = 6
@@ -180,17 +180,7 @@ class LabJournal:
             insist(partial(self.jobs.give_back, job))
 
     def _end(self, job: CellJob, outcome: CellOutcome) -> None:
-        failure = outcome.failure
-        end = CellEnd(
-            outcome.status,
-            self.host,
-            outcome.device,
-            failure.error if failure else "",
-            failure.reason if failure else "",
-            outcome.result.summary,
-            outcome.duration_s,
-        )
-        self.jobs.record(job, end)
+        self.jobs.record(job, CellEnd.of(outcome, self.host))
         if outcome.status == "interrupted" and job.job.id not in self.aborted:
             self.jobs.give_back(job)
         else:
@@ -203,7 +193,7 @@ class LabRunner:
     """Runs a lab's cells on devices of this host; a `CellRunner`."""
 
     queue: LabQueue
-    store: LazyResultsStore
+    store: ResultsStore
     models: ModelCache
 
     def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
@@ -212,7 +202,7 @@ class LabRunner:
         runner = DeviceCellRunner(self.store, self.models, job.plan_run, job.settings)
         result = runner.stored_result(job.cell)
         if result is not None:
-            self.store.open().interrupt_tries(runner.group_id(job.cell), job.cell.session)
+            self.store.interrupt_tries(runner.group_id(job.cell), job.cell.session)
             return result
         try:
             pushes = check_cell(job.cell, job.files, self.models)
@@ -270,7 +260,6 @@ def work(
     models = ModelCache()
     with ExitStack() as stack:
         jobs = stack.enter_context(LabJobs(location))
-        store = stack.enter_context(LazyResultsStore(location))
         pool = stack.enter_context(Pool.open(pool_file, on_progress=on_progress))
         name, devices = socket.gethostname(), len(pool.members())
         jobs.register(name, devices)
@@ -280,7 +269,7 @@ def work(
         outcomes = OutcomeLog({}, journal, Observer())
         outcomes.observer = observer = _Log(on_progress, outcomes.forget)
         options = MatrixOptions(max_parallel, float("inf"), "qnnfarm worker")
-        runner = LabRunner(queue, store, models)
+        runner = LabRunner(queue, jobs.store, models)
 
         def serve() -> None:
             scheduler = Scheduler(queue, outcomes, pool, runner, options, observer)

@@ -1,8 +1,9 @@
 """Queue of the cells that wait, and estimates of how long they take."""
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from harness.plans.cells import Cell
 from harness.pool.requirement import Requirement
@@ -16,17 +17,17 @@ class Durations:
 
     Args:
         cells: of the plan.
-        recorded_s: duration of a cell in an earlier run; `None` if there is none.
+        recorded_s: durations of cells in earlier runs, by their keys.
     """
 
     def __init__(
-        self, cells: Iterable[Cell], recorded_s: Callable[[Cell], float | None] = lambda _: None
+        self, cells: Iterable[Cell], recorded_s: Mapping[str, float] = MappingProxyType({})
     ) -> None:
         self._recorded_s = recorded_s
         self._sums: dict[object, tuple[float, int]] = {}
         """Seconds and number of cells by group."""
         for cell in cells:
-            seconds = recorded_s(cell)
+            seconds = recorded_s.get(cell.key)
             if seconds is not None:
                 self.learn(cell, seconds)
 
@@ -38,7 +39,7 @@ class Durations:
 
     def expected_s(self, cell: Cell) -> float:
         """Estimate a cell in seconds; 1 if nothing like it ran yet."""
-        seconds = self._recorded_s(cell)
+        seconds = self._recorded_s.get(cell.key)
         if seconds is not None:
             return seconds
         sums = (self._sums[group] for group in _groups(cell) if group in self._sums)

@@ -4,8 +4,8 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,12 @@ from harness.errors import FailureClass, HarnessError
 from harness.paths import safe_file_name
 from harness.plans.cancellation import CancelToken, cancellable
 from harness.plans.cells import Cell
-from harness.plans.outcome import CellResult
+from harness.plans.journal import CellEnd
+from harness.plans.outcome import CellOutcome, CellResult
 from harness.plans.plan_file import ConditionsEntry, Plan
 from harness.pool.lease import LeasedDevice
 from harness.results.records import Run, now
-from harness.results.store import LazyResultsStore, RunFilter
+from harness.results.store import ResultsStore, RunFilter
 from harness.runtimes.base import LogLevel, Model
 from harness.runtimes.registry import DEFAULT_RUNTIME, open_model
 from harness.telemetry.device_log import read_device_log
@@ -95,7 +96,7 @@ class DeviceCellRunner:
         push: see `SessionOptions`.
     """
 
-    store: LazyResultsStore
+    store: ResultsStore
     models: ModelCache
     plan_run_id: str
     settings: PlanSettings = field(default_factory=PlanSettings)
@@ -162,6 +163,26 @@ class DeviceCellRunner:
         """Return the group of the cell's sessions in the store, which resuming a plan keeps."""
         return hashlib.sha256(f"{self.plan_run_id}:{cell.group}".encode()).hexdigest()[:32]
 
+    def earlier_outcomes(
+        self, cells: Collection[Cell], ends: Mapping[str, CellEnd]
+    ) -> dict[str, CellOutcome]:
+        """Return the outcomes of cells that earlier runs of the plan have done, by their keys.
+
+        Args:
+            ends: of the journal; it alone knows the results of commands, which store none.
+        """
+        results = dict(self.stored_results(cells))
+        for cell in cells:
+            if not _is_stored(cell) and (end := ends.get(cell.key)) and end.status == "done":
+                results[cell.key] = CellResult(summary=end.summary)
+        outcomes = {}
+        for cell in cells:
+            if cell.key in results:
+                end, result = ends.get(cell.key, CellEnd("done")), results[cell.key]
+                ended = CellOutcome(cell, "done", resumed=True, device=end.where, result=result)
+                outcomes[cell.key] = replace(ended, duration_s=end.duration_s)
+        return outcomes
+
     def stored_results(self, cells: Iterable[Cell]) -> Mapping[str, CellResult]:
         """Return the results, by their keys, of cells that an earlier run of the plan stored.
 
@@ -172,7 +193,8 @@ class DeviceCellRunner:
         pairs, results = list(by_run), dict[str, CellResult]()
         for start in range(0, len(pairs), _MOST_ASKED):
             groups, sessions = map(set, zip(*pairs[start : start + _MOST_ASKED], strict=True))
-            for stored in self._list(RunFilter(status="done", group_ids=groups, sessions=sessions)):
+            done = RunFilter(status="done", group_ids=groups, sessions=sessions)
+            for stored in self.store.list_runs(done):
                 cell = by_run.get((stored.group_id, stored.session))
                 if cell is not None:
                     results[cell.key] = _cell_result(stored_result(stored))
@@ -186,16 +208,16 @@ class DeviceCellRunner:
         """Return the run of the cell's newest failed try, if it was stored."""
         groups, sessions = [self.group_id(cell)], [cell.session]
         failures = RunFilter(status="failed", group_ids=groups, sessions=sessions, since=since)
-        return next(reversed(self._list(failures)), None) if _is_stored(cell) else None
+        return next(reversed(self.store.list_runs(failures)), None) if _is_stored(cell) else None
 
     def _recording(self, cell: Cell, session: Session, cancel: CancelToken) -> Recording:
         group_id, first = self.group_id(cell), None
         if _is_stored(cell):  # a command pays for no look at the device's properties
             soc, emulator = session.properties.soc, session.properties.emulator
             same = RunFilter(status="done", group_ids=[group_id], soc=soc, emulator=emulator)
-            first = next(iter(self._list(same)), None)
+            first = next(iter(self.store.list_runs(same)), None)
         return Recording(
-            self.store.open,
+            lambda: self.store,
             group_id,
             cell.session,
             cell.label,
@@ -204,10 +226,6 @@ class DeviceCellRunner:
             plan=self.settings.plan,
             shield=cancel.shield,
         )
-
-    def _list(self, runs: RunFilter) -> tuple[Run, ...]:
-        store = self.store.existing
-        return () if store is None else store.list_runs(runs)
 
 
 def _is_stored(cell: Cell) -> bool:

@@ -1,287 +1,206 @@
-"""Journal of a plan's cells, so that a later run goes on where this one ended.
+"""Journal of plans: what became of each cell of each run, in the database of the results.
 
-One file of JSON lines for each plan and results database, appended to while the plan goes on. A
-line that says how a cell ended is on the disk (fsync) before observers hear of it; the next run
-cuts off a torn last line, as a crash leaves it. A fresh start replaces the file by one that keeps
-only how long cells took.
+`qnnfarm run` and the workers of a lab write the same two tables. What happened to a cell is on the
+disk before observers hear of it.
 """
 
-import hashlib
-import json
-import os
-import re
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
 
-from filelock import FileLock, Timeout
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    MetaData,
+    Select,
+    String,
+    Table,
+    Text,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+)
 
-from buildlib.closeable import Closeable
-from buildlib.files import atomic_write, sync_folder
-from harness.errors import JournalError, WrongUseError
-from harness.paths import state_dir
-from harness.plans.outcome import CellOutcome, CellResult, CellStatus
-from harness.results.records import now
+from harness.plans.outcome import CellOutcome
+from harness.results.database import ResultsDatabase
+from harness.results.records import new_run_id, now, to_storable
+from harness.results.schema import UtcDateTime
 
-_FORMAT = 1
-_LARGEST = 1 << 30
-_MOST_KEPT = 10_000
-"""Lines that outlive a fresh beginning; cells of containers that are gone would pile up."""
-_ID = re.compile(r"[0-9a-f]{32}")
-
-
-def journal_path(name: str, plan_file: Path, db: str) -> Path:
-    """Return the path of the journal of a plan that writes into a results database."""
-    identity = json.dumps([str(plan_file.absolute()), db])
-    digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return state_dir() / "plans" / f"{name}-{digest}.jsonl"
+ID_LENGTH, KEY_LENGTH = 32, 64
+_OPENING = 0x71_6E_6E_70_6C_61_6E  # "qnnplan"
+_KEPT = timedelta(days=90)
+metadata = MetaData()
+plan_runs = Table(
+    "plan_runs",
+    metadata,
+    Column("id", String(ID_LENGTH), primary_key=True),
+    Column("plan", Text, nullable=False, index=True),
+    Column("place", Text, nullable=False, server_default=""),  # a `Journal` has it; empty in labs
+    Column("submitter", Text, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("owner", Text, nullable=False, server_default=""),  # role, where there is a lab
+)
+plan_cells = Table(
+    "plan_cells",
+    metadata,
+    Column("plan_run", String(ID_LENGTH), primary_key=True),
+    Column("key", String(KEY_LENGTH), primary_key=True),
+    Column("status", String(16), nullable=False),
+    Column("host", Text, nullable=False),
+    Column("device", Text, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("summary", Text, nullable=False),
+    Column("duration_s", Double, nullable=False),
+    Column("changed_at", UtcDateTime, nullable=False),
+    Column("job", BigInteger, nullable=False, server_default="0"),  # of a lab, whose end it is
+)
 
 
 @dataclass(frozen=True, slots=True)
-class JournalEntry:
-    """State of a cell since the plan's last fresh start.
+class CellEnd:
+    """The end of a cell, or its beginning.
 
     Attributes:
-        status: `left` if it began and did not end: its process died.
+        status: `begun` while it runs, else of `CellStatus`. It stays where the process is killed.
         device: the last one it ran on.
     """
 
-    status: CellStatus
-    device: str
-    result: CellResult
-    duration_s: float
+    status: str
+    host: str = ""
+    device: str = ""
+    error: str = ""
+    reason: str = ""
+    summary: str = ""
+    duration_s: float = 0.0
+
+    @property
+    def where(self) -> str:
+        """The device, and the host of a lab."""
+        return f"{self.device} on {self.host}" if self.host else self.device
+
+    @classmethod
+    def of(cls, outcome: CellOutcome, host: str = "") -> "CellEnd":
+        """Return the end that an outcome is."""
+        failure, summary = outcome.failure, outcome.result.summary
+        error, reason = (failure.error, failure.reason) if failure else ("", "")
+        device, seconds = outcome.device, outcome.duration_s
+        return cls(outcome.status, host, device, error, reason, summary, seconds)
 
 
-class Journal(Closeable):
-    """Journal of one plan, held by one process at a time; a context manager.
+def make_tables(connection: Connection) -> None:
+    """Create the tables where they are missing, within the connection's transaction."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))  # one makes them
+    metadata.create_all(connection)
 
-    Thread-safe. Threads that end cells at the same time share an fsync.
+
+def find_run(connection: Connection, plan: str, *whose: ColumnElement[bool]) -> str | None:
+    """Return the id of a plan's newest run."""
+    runs = select(plan_runs.c.id).where(plan_runs.c.plan == plan, *whose)
+    newest: str | None = connection.scalar(runs.order_by(plan_runs.c.created_at.desc()).limit(1))
+    return newest
+
+
+def begin_run(connection: Connection, plan: str, *, place: str = "", submitter: str = "") -> str:
+    """Begin a run of a plan, the newest also after one of a host whose clock is ahead of ours."""
+    of_plan = select(func.max(plan_runs.c.created_at)).where(plan_runs.c.plan == plan)
+    last, created = connection.scalar(of_plan), now()
+    if last is not None:
+        created = max(created, last + timedelta(microseconds=1))
+    row = {"id": new_run_id(), "plan": plan, "place": place, "submitter": submitter}
+    connection.execute(insert(plan_runs).values(row | {"created_at": created}))
+    return row["id"]
+
+
+def select_ends(plan_run: str) -> Select[Any]:
+    """Return the query for `read_ends`."""
+    return select(plan_cells).where(plan_cells.c.plan_run == plan_run)
+
+
+def read_ends(connection: Connection, query: Select[Any]) -> Mapping[str, CellEnd]:
+    """Return what became of the cells of a run that have begun, by their keys."""
+    names, rows = CellEnd.__slots__, connection.execute(query).mappings()
+    return {row["key"]: CellEnd(*(row[name] for name in names)) for row in rows}
+
+
+def read_durations(connection: Connection, plan: str) -> Mapping[str, float]:
+    """Return the seconds that cells took when they were last done, in any run of a plan."""
+    done = (
+        select(plan_cells.c.key, plan_cells.c.duration_s)
+        .join(plan_runs, plan_runs.c.id == plan_cells.c.plan_run)
+        .where(plan_runs.c.plan == plan, plan_cells.c.status == "done")
+        .order_by(plan_cells.c.changed_at)
+    )
+    return dict(map(tuple, connection.execute(done)))
+
+
+class Journal:
+    """Journal of the newest run of a plan from one place. Thread-safe.
+
+    Args:
+        plan: its name.
+        place: who runs it from which file.
 
     Attributes:
-        plan_run_id: 32 hexadecimal digits that stay the same until a fresh start.
+        plan_run_id: stays the same until a fresh start; empty before the first.
+        ends: of its cells, as they were when it was opened.
+        durations: see `read_durations`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock = FileLock(f"{path}.lock")
-        self._writing = threading.Lock()
-        self._syncing = threading.Lock()
-        self._written = 0
-        self._synced = 0
-        self._file: int | None = None
-        self._broken = ""
+    def __init__(self, database: ResultsDatabase, plan: str, place: str = "") -> None:
+        self._database = database
+        self._plan, self._place = plan, place
         self.plan_run_id = ""
-        self._cells: dict[str, JournalEntry] = {}
-        self._durations: dict[str, float] = {}
-        self._done: dict[str, bytes] = {}
-        """The newest line of each cell, and of each group, with its duration."""
+        self.ends: Mapping[str, CellEnd] = {}
+        self.durations: Mapping[str, float] = {}
+        with database.reading() as connection:
+            if inspect(connection).has_table(plan_cells.name):
+                self.plan_run_id = find_run(connection, plan, plan_runs.c.place == place) or ""
+                self.ends = read_ends(connection, select_ends(self.plan_run_id))
+                self.durations = read_durations(connection, plan)
 
-    def __enter__(self) -> Self:
-        """Lock the journal and read it; `WrongUseError` if another process holds it."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=0)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            self._read()
-        except Timeout as error:
-            raise WrongUseError(
-                "another `qnnfarm run` works on this plan and database: wait for it, or stop "
-                f"it (its journal is {self.path})"
-            ) from error
-        except BaseException as error:
-            self.close()
-            if isinstance(error, OSError):
-                raise JournalError(str(self.path), error.strerror or str(error)) from error
-            raise
-        return self
+    def begin(self, *, fresh: bool) -> None:
+        """Go on with the run, or begin one if asked to or if there is none.
 
-    def close(self) -> None:
-        """Release it."""
-        with self._syncing, self._writing:  # threads left behind must not write into another file
-            if self._file is not None:
-                os.close(self._file)
-                self._file = None
-        self._lock.release()
-
-    def begin(self, plan: str, plan_run_id: str, *, fresh: bool) -> None:
-        """Go on with the journal, or start fresh if asked to or if it is empty.
-
-        Args:
-            plan_run_id: identifier of a fresh start.
+        A new one removes those that began 90 days ago.
         """
-        beginning = {"event": "plan", "format": _FORMAT, "plan": plan, "campaign": plan_run_id}
-        if not self.plan_run_id:
-            self._append(beginning)
-            self._sync()
-        elif fresh:
-            self._replace(beginning)
-        else:
+        if self.plan_run_id and not fresh:
             return
-        self.plan_run_id = plan_run_id
-        self._cells.clear()
-
-    def lost(self) -> set[str]:
-        """Return the keys of the cells that were running when an earlier run of the plan died."""
-        return {key for key, entry in self._cells.items() if entry.status == "left"}
-
-    def entry(self, key: str) -> JournalEntry | None:
-        """Return the state of a cell; `None` if it has not begun since the last fresh start."""
-        return self._cells.get(key)
-
-    def expected_s(self, key: str, group: str) -> float | None:
-        """Return the duration of a cell when it was last done, in any run of the plan."""
-        return self._durations.get(key, self._durations.get(group))
+        with self._database.writing() as connection:
+            make_tables(connection)
+            of_place = (plan_runs.c.plan == self._plan) & (plan_runs.c.place == self._place)
+            old = of_place & (plan_runs.c.created_at < now() - _KEPT)
+            ids = select(plan_runs.c.id).where(old)
+            connection.execute(delete(plan_cells).where(plan_cells.c.plan_run.in_(ids)))
+            connection.execute(delete(plan_runs).where(old))
+            self.plan_run_id = begin_run(connection, self._plan, place=self._place)
+        self.ends = {}
 
     def record_start(self, key: str, device: str) -> None:
-        """Record that a cell is being tried. Survives this process, not the machine."""
-        self._append({"event": "begun", "cell": key, "device": device})
+        """Record that a cell is being tried."""
+        self._record({key: CellEnd("begun", device=device)})
 
     def record_ends(self, outcomes: Sequence[CellOutcome]) -> None:
         """Record how cells ended; on the disk when this returns."""
-        for outcome in outcomes:
-            self._append(_record(outcome))
-        self._sync()
+        self._record({outcome.cell.key: CellEnd.of(outcome) for outcome in outcomes})
 
-    def _append(self, record: Mapping[str, object]) -> None:
-        line = _line(record)
-        with self._writing:
-            file = self._usable()
-            try:
-                _write(file, line)
-            except OSError as error:
-                raise self._failed(error) from error
-            self._written += 1
+    def _record(self, ends: Mapping[str, CellEnd]) -> None:
+        run = {"plan_run": self.plan_run_id, "changed_at": now()}
+        rows = [
+            {name: to_storable(value) for name, value in asdict(end).items()} | {"key": key} | run
+            for key, end in ends.items()
+        ]
+        old = (plan_cells.c.plan_run == self.plan_run_id) & plan_cells.c.key.in_(ends)
 
-    def _replace(self, beginning: Mapping[str, object]) -> None:
-        """Replace the file, atomically, by one that holds only the durations so far."""
-        lines = list(dict.fromkeys(self._done.values()))[-_MOST_KEPT:]
-        with self._syncing, self._writing:
-            old = self._usable()
-            try:
-                with atomic_write(self.path) as new:
-                    os.fchmod(new.fileno(), 0o600)
-                    new.write(b"".join([*lines, _line(beginning)]))
-                self._file = os.open(self.path, os.O_RDWR | os.O_APPEND)
-                os.close(old)
-                sync_folder(self.path.parent)
-            except OSError as error:
-                raise JournalError(str(self.path), error.strerror or str(error)) from error
+        def write(connection: Connection) -> None:
+            connection.execute(delete(plan_cells).where(old))
+            connection.execute(insert(plan_cells), rows)
 
-    def _sync(self) -> None:
-        """Flush earlier lines to the disk; many calls share one fsync."""
-        with self._writing:
-            mine = self._written
-        with self._syncing:
-            if self._synced >= mine:
-                return
-            with self._writing:
-                file, upto = self._usable(), self._written
-            try:
-                os.fsync(file)
-            except OSError as error:
-                raise self._failed(error) from error
-            self._synced = upto
-
-    def _usable(self) -> int:
-        """Return the open file; every line written to it so far is whole."""
-        if self._file is None or self._broken:
-            raise JournalError(str(self.path), self._broken or "it is closed")
-        return self._file
-
-    def _failed(self, error: OSError) -> JournalError:
-        """Refuse all further writes, so that a torn line stays the last.
-
-        Nor is fsync tried again: it reports a failed write-back only once.
-        """
-        self._broken = error.strerror or str(error)
-        return JournalError(str(self.path), self._broken)
-
-    def _read(self) -> None:
-        if self._file is None:
-            return
-        if os.fstat(self._file).st_size > _LARGEST:
-            raise JournalError(str(self.path), f"it is larger than {_LARGEST} bytes: remove it")
-        data = self.path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            os.ftruncate(self._file, whole)
-        for number, line in enumerate(data[:whole].splitlines(), 1):
-            try:
-                self._take(json.loads(line), line)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                reason = f"line {number} is damaged ({error}): remove it to start over"
-                raise JournalError(str(self.path), reason) from error
-
-    def _take(self, record: Mapping[str, object], line: bytes) -> None:
-        match record["event"]:
-            case "plan":
-                if int(str(record["format"])) > _FORMAT:
-                    raise JournalError(str(self.path), "a newer qnnfarm wrote it: update qnnfarm")
-                self.plan_run_id = _plan_run_id(record["campaign"])
-                self._cells.clear()
-            case "begun":
-                entry = JournalEntry("left", str(record["device"]), CellResult(), 0.0)
-                self._cells[str(record["cell"])] = entry
-            case "ended":
-                entry = _ended(record)
-                self._cells[str(record["cell"])] = entry
-                if entry.status == "done":
-                    for key in (str(record["group"]), str(record["cell"])):
-                        self._durations[key] = entry.duration_s
-                        self._done.pop(key, None)  # the newest comes last
-                        self._done[key] = line + b"\n"
-            case other:
-                raise ValueError(f"unknown event {other!r:.40}")
-
-
-def _line(record: Mapping[str, object]) -> bytes:
-    text = json.dumps({"at": now().isoformat(), **record}, ensure_ascii=True)
-    return text.encode() + b"\n"
-
-
-def _write(file: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(file, rest) :]
-
-
-def _record(outcome: CellOutcome) -> Mapping[str, object]:
-    failure = outcome.failures[-1][1] if outcome.failures else None
-    return {
-        "event": "ended",
-        "cell": outcome.cell.key,
-        "group": outcome.cell.group,
-        "label": outcome.cell.label,
-        "status": outcome.status,
-        "device": outcome.device,
-        "run_id": outcome.result.run_id,
-        "summary": outcome.result.summary,
-        "values": dict(outcome.result.values),
-        "duration_s": round(outcome.duration_s, 4),
-        "error": f"{failure.error}: {failure.reason}" if failure else None,
-    }
-
-
-def _plan_run_id(value: object) -> str:
-    if not isinstance(value, str) or not _ID.fullmatch(value):
-        raise ValueError("no campaign")
-    return value
-
-
-def _ended(record: Mapping[str, object]) -> JournalEntry:
-    status, values, run_id = record["status"], record["values"], record["run_id"]
-    if not isinstance(values, dict):
-        raise TypeError("values are a mapping")
-    result = CellResult(
-        run_id=None if run_id is None else str(run_id),
-        summary=str(record["summary"]),
-        values={str(key): float(value) for key, value in values.items()},
-    )
-    duration = float(str(record["duration_s"]))
-    match status:
-        case "done" | "failed" | "interrupted":
-            return JournalEntry(status, str(record["device"]), result, duration)
-        case _:
-            raise ValueError(f"a cell cannot end as {status!r:.40}")
+        self._database.insist(write)

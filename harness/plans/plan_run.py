@@ -1,26 +1,33 @@
 """A run of a plan: its cells, journal, results and pool, opened together."""
 
+import hashlib
+import os
+import platform
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.errors import ConfigFileError, MissingStoreError, WrongUseError
+from filelock import FileLock, Timeout
+
+from harness.devices.socket_owner import user_name
+from harness.errors import ConfigFileError, HostFileError, MissingStoreError, WrongUseError
+from harness.paths import state_dir
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache, PlanSettings
 from harness.plans.cells import Cell
-from harness.plans.journal import Journal, journal_path
+from harness.plans.journal import Journal
 from harness.plans.matrix import expand, resolve_path, select
-from harness.plans.outcome import CellResult, Summary
+from harness.plans.outcome import CellOutcome, Summary
 from harness.plans.plan_file import Plan, load_plan
 from harness.plans.protocols import Observer
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.notifications import Notification
 from harness.pool.pool import Pool, find_config
 from harness.pool.status import MemberStatus, OnProgress, ignore_progress
-from harness.results.database import database_file
-from harness.results.records import new_run_id
-from harness.results.store import LazyResultsStore
+from harness.results.database import database_file, shown
+from harness.results.records import to_storable
+from harness.results.store import ResultsStore
 from harness.runtimes.bundles.bundle import pushed_files
 
 
@@ -29,8 +36,8 @@ class PlanRun:
     """An opened plan.
 
     Attributes:
-        runner: `None` in a dry run without a database.
-        done: results of earlier runs of the plan, by the cell's key.
+        journal, runner: `None` in a dry run without a database.
+        done: outcomes of earlier runs of the plan, by the cell's key.
         lost: number of cells that ran when an earlier run of the plan died.
         location: of the results.
         on_progress: called with notices of the pool, while it looks for devices.
@@ -38,14 +45,14 @@ class PlanRun:
 
     plan: Plan
     cells: tuple[Cell, ...]
-    journal: Journal
-    runner: DeviceCellRunner | None
     pool_file: Path | None
     pool: Pool | None
-    done: dict[str, CellResult]
-    lost: int
     location: str
     on_progress: OnProgress = ignore_progress
+    journal: Journal | None = None
+    runner: DeviceCellRunner | None = None
+    done: Mapping[str, CellOutcome] = field(default_factory=dict)
+    lost: int = 0
 
     @property
     def done_before(self) -> int:
@@ -53,9 +60,9 @@ class PlanRun:
         return len(self.done)
 
     @property
-    def has_results(self) -> bool:
-        """True if there is a database; none is made before there is something to keep."""
-        return self.runner is not None and self.runner.store.existing is not None
+    def id(self) -> str:
+        """Id of the run, which stays the same until a fresh start."""
+        return self.journal.plan_run_id if self.journal else ""
 
     @property
     def logs(self) -> Path | None:
@@ -65,7 +72,7 @@ class PlanRun:
 
     def run(self, *, max_parallel: int | None = None, observer: Observer | None = None) -> Summary:
         """Run the cells that are not done, unless it was opened as a dry run; see `run_matrix`."""
-        if self.runner is None:
+        if self.runner is None or self.journal is None:
             raise ValueError("this is a dry run")
         options = MatrixOptions(
             max_parallel, self.plan.timeouts.lease_s, f"qnnfarm run {self.plan.name}"
@@ -81,7 +88,8 @@ class PlanRun:
                 self.journal,
                 options=options,
                 observer=observer,
-                stored_result=lambda cell: self.done.get(cell.key),
+                done=self.done,
+                durations=self.journal.durations,
             )
             text = f"plan {self.plan.name}: {summary}; results in {self.location}"
             pool.notify(Notification("plan_finished", self.plan.name, text))
@@ -125,31 +133,61 @@ def open_plan_run(
             pool = stack.enter_context(Pool.open(pool_file, on_progress=on_progress))
             members = pool.members
         cells = find_cells(plan, plan_file, models, only, members)
-        try:
-            store = LazyResultsStore(location, must_exist=dry_run)
-        except MissingStoreError as error:
-            location = error.location  # without its password
-            path = journal_path(plan.name, plan_file, location)
-            yield PlanRun(plan, cells, Journal(path), None, pool_file, pool, {}, 0, location)
-            return
-        stack.enter_context(store)
-        path = journal_path(plan.name, plan_file, store.location)
-        logs = path.with_suffix(".logs")
-        journal = stack.enter_context(Journal(path))
+        place = _place(plan_file, location)
+        path = _state_path(plan.name, place, location)
         if not dry_run:
-            journal.begin(plan.name, new_run_id(), fresh=fresh)
+            stack.enter_context(_only_run(path.with_name(f"{path.name}.lock")))
+        try:
+            store = stack.enter_context(ResultsStore.open(location, create=not dry_run))
+        except MissingStoreError as error:  # which has the location without its password
+            yield PlanRun(plan, cells, pool_file, pool, error.location)
+            return
+        journal = Journal(store.database, plan.name, place)
+        logs = path.with_name(f"{path.name}.logs")
+        if not dry_run:
+            journal.begin(fresh=fresh)
             if fresh:
                 shutil.rmtree(logs, ignore_errors=True)
         push = pushed_files(plan.push, plan_file.parent)
         settings = PlanSettings.of(plan)
         runner = DeviceCellRunner(store, models, journal.plan_run_id, settings, logs, push)
-        results = {} if fresh else _earlier_results(cells, journal, runner)
-        lost_keys = set() if fresh else journal.lost() - results.keys()
-        lost = sum(cell.key in lost_keys for cell in cells)
-        location = store.location
+        done = {} if fresh else runner.earlier_outcomes(cells, journal.ends)
+        begun = {key for key, end in journal.ends.items() if end.status == "begun"} - done.keys()
+        lost = sum(cell.key in begun for cell in cells)
         yield PlanRun(
-            plan, cells, journal, runner, pool_file, pool, results, lost, location, on_progress
+            plan, cells, pool_file, pool, store.location, on_progress, journal, runner, done, lost
         )
+
+
+def _place(plan_file: Path, location: str) -> str:
+    """Say who runs a plan from which file: whoever else runs it begins a run of their own."""
+    user = user_name(os.getuid())
+    shared = database_file(location) is None
+    place = f"{user}{f'@{platform.node()}' if shared else ''}:{plan_file.absolute()}"
+    return str(to_storable(place))
+
+
+def _state_path(name: str, place: str, location: str) -> Path:
+    identity = f"{place}\0{shown(location)}".encode("utf-8", "surrogateescape")
+    return state_dir() / "plans" / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}"
+
+
+@contextmanager
+def _only_run(path: Path) -> Iterator[None]:
+    """Lock a plan, which one process at a time runs; `WrongUseError` if another does."""
+    lock = FileLock(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        reason = "another `qnnfarm run` works on this plan and database: wait for it, or stop it"
+        raise WrongUseError(reason) from error
+    except OSError as error:
+        raise HostFileError(str(path), error.strerror or str(error)) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def find_cells(
@@ -171,19 +209,6 @@ def find_cells(
     if not cells:
         raise WrongUseError(f"no cell of {plan_file} matches {' or '.join(only)}")
     return cells
-
-
-def _earlier_results(
-    cells: Iterable[Cell], journal: Journal, runner: DeviceCellRunner
-) -> dict[str, CellResult]:
-    """Return results of an earlier run by the cells' keys; the store lacks plain commands'."""
-    entries = [(cell, entry) for cell in cells if (entry := journal.entry(cell.key))]
-    commands = {
-        cell.key: entry.result
-        for cell, entry in entries
-        if entry.status == "done" and not cell.workload.needs_container
-    }
-    return {**commands, **runner.stored_results(cell for cell, _ in entries)}
 
 
 def find_database(plan: Plan, plan_file: Path, db: str | None = None) -> str:

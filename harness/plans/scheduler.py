@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from buildlib.error_base import QnnfarmError
 from harness.errors import (
@@ -17,9 +18,8 @@ from harness.errors import (
 from harness.plans.cancellation import CellInterrupted
 from harness.plans.cell_queue import CellQueue, Durations
 from harness.plans.cells import Cell
-from harness.plans.journal import Journal
 from harness.plans.lease_requests import LeaseRequests, PlacementRules, PoolSnapshot, serves
-from harness.plans.outcome import CellOutcome, CellResult, Summary
+from harness.plans.outcome import CellOutcome, Summary
 from harness.plans.outcome_log import Attempt, OutcomeLog
 from harness.plans.protocols import (
     CellLease,
@@ -27,6 +27,7 @@ from harness.plans.protocols import (
     DevicePool,
     Observer,
     Queue,
+    Recorder,
 )
 from harness.plans.wait_notices import WaitNotices
 from harness.pool.owner import this_process
@@ -54,38 +55,31 @@ def run_matrix(
     cells: Sequence[Cell],
     pool: DevicePool,
     runner: CellRunner,
-    journal: Journal,
+    recorder: Recorder,
     *,
     options: MatrixOptions | None = None,
     observer: Observer | None = None,
-    stored_result: Callable[[Cell], CellResult | None] = lambda _: None,
+    done: Mapping[str, CellOutcome] = MappingProxyType({}),
+    durations: Mapping[str, float] = MappingProxyType({}),
 ) -> Summary:
-    """Run all cells that have no stored result.
+    """Run all cells that are not done.
 
     A KeyboardInterrupt in this thread ends the run: no more cells begin, running ones are ended on
     their devices, leases are given back, and the summary counts the rest. A second
     KeyboardInterrupt propagates at once.
 
     Args:
-        journal: an open one, in which the plan has begun.
-        stored_result: result of a cell from an earlier run of the plan; `None` if it must be run.
+        done: outcomes of earlier runs of the plan, by the keys of their cells.
+        durations: seconds that cells took in earlier runs, by their keys.
 
     Raises:
-        JournalError, StoreError, LedgerError: progress cannot be recorded, so the run ends.
+        StoreError, LedgerError: progress cannot be recorded, so the run ends.
     """
-    outcomes: dict[str, CellOutcome] = {}
-    for cell in cells:
-        result, entry = stored_result(cell), journal.entry(cell.key)
-        outcomes[cell.key] = CellOutcome(cell)
-        if result is not None:
-            device = entry.device if entry else ""
-            outcomes[cell.key] = CellOutcome(
-                cell, "done", resumed=True, device=device, result=result
-            )
-    durations = Durations(cells, lambda cell: journal.expected_s(cell.key, cell.group))
-    queue = CellQueue([one.cell for one in outcomes.values() if not one.resumed], durations)
+    outcomes = {cell.key: done.get(cell.key) or CellOutcome(cell) for cell in cells}
+    waiting = [cell for cell in cells if cell.key not in done]
+    queue = CellQueue(waiting, Durations(cells, durations))
     observer = observer or Observer()
-    log = OutcomeLog(outcomes, journal, observer)
+    log = OutcomeLog(outcomes, recorder, observer)
     scheduler = Scheduler(queue, log, pool, runner, options or MatrixOptions(), observer)
     start = time.monotonic()
     interrupted = scheduler.run()

@@ -507,20 +507,18 @@ class LazyResultsStore(Closeable):
 
     Args:
         location: as `ResultsStore.open` takes it. A database that exists is opened at once.
-        must_exist: only read the results of earlier runs.
 
     Raises:
-        MissingStoreError: it must exist, and does not.
         StoreError: it exists and cannot be used, or cannot be made there.
     """
 
-    def __init__(self, location: str, *, must_exist: bool = False) -> None:
+    def __init__(self, location: str) -> None:
         self._location = location
         self._lock = threading.Lock()
         self._path = database_file(location)
         self._store: ResultsStore | None = None
-        if must_exist or self._path is None or self._path.exists():
-            self._store = ResultsStore.open(location, create=not must_exist)
+        if self._path is None or self._path.exists():
+            self._store = ResultsStore.open(location)
         else:
             ResultsStore.check(location)
 

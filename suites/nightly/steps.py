@@ -89,7 +89,7 @@ class PlanSteps:
             self.plan_file, db=self.db, pool_file=self.pool_file, fresh=fresh, plan=plan,
             on_progress=self._show,
         ) as plan_run:  # fmt: skip
-            on_begin(plan_run.journal.plan_run_id)
+            on_begin(plan_run.id)
             with self._observer(plan_run.cells, plan_run.done_before) as observer:
                 return plan_run.run(max_parallel=self.max_parallel, observer=observer)
 

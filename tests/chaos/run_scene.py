@@ -5,19 +5,19 @@ In the scene `run` cells are plain commands, in `genie` a container answers quer
 
 import json
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache, PlanSettings
 from harness.plans.cells import Cell, make_cell
 from harness.plans.journal import Journal
-from harness.plans.outcome import CellResult, Summary
+from harness.plans.outcome import Summary
 from harness.plans.plan_file import Retries
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.results.records import Run
-from harness.results.store import LazyResultsStore, RunFilter
+from harness.results.store import ResultsStore, RunFilter
 from harness.workloads.bench import Bench
 from harness.workloads.command import Command
 from harness.workloads.generate import Generate
@@ -102,21 +102,14 @@ def runner(lab: Lab, farm: Farm, case: Case, cells: list[Cell], name: str) -> Ac
 
     def part(tell: Tell) -> None:
         with _open(lab, case) as (store, journal):
-            journal.begin("chaos", "c" * 32, fresh=False)
+            journal.begin(fresh=False)
             settings = PlanSettings(runner_timeout_s=patient(_RUNNER_S))
             runner = DeviceCellRunner(store, ModelCache(), journal.plan_run_id, settings)
             options = MatrixOptions(lease_s=patient(_LEASE_S), purpose=case.name)
 
-            def finished(cell: Cell) -> CellResult | None:
-                known = journal.entry(cell.key)
-                if known is None or cell.container is not None:
-                    return None if known is None else runner.stored_result(cell)
-                return known.result if known.status == "done" else None
-
+            done = runner.earlier_outcomes(cells, journal.ends)
             with Pool.open(farm.pool_file) as pool:
-                summary = run_matrix(
-                    cells, pool, runner, journal, options=options, stored_result=finished
-                )
+                summary = run_matrix(cells, pool, runner, journal, options=options, done=done)
             _tell(tell, summary)
 
     return Actor(name, part, lab.folder / f"{case.name}.log")
@@ -139,14 +132,11 @@ def _tell(tell: Tell, summary: Summary) -> None:
 
 
 @contextmanager
-def _open(lab: Lab, case: Case) -> Iterator[tuple[LazyResultsStore, Journal]]:
+def _open(lab: Lab, case: Case) -> Iterator[tuple[ResultsStore, Journal]]:
     folder = lab.folder / "results"
     folder.mkdir(exist_ok=True)
-    with (
-        closing(LazyResultsStore(str(folder / f"{case.name}.db"))) as store,
-        Journal(folder / f"{case.name}.jsonl") as journal,
-    ):
-        yield store, journal
+    with ResultsStore.open(folder / f"{case.name}.db") as store:
+        yield store, Journal(store.database, "chaos")
 
 
 def judge(
@@ -197,10 +187,10 @@ def _complaints(lab: Lab, case: Case, ends: list[End]) -> list[str]:
     cells = {cell.label: cell for cell in cells_of(lab, case)}
     final = {end.who.removeprefix("again: "): end for end in ends if not end.who.endswith("a try")}
     with _open(lab, case) as (store, journal):
-        runs = store.open().list_runs(RunFilter())
+        runs = store.list_runs(RunFilter())
         for label, cell in cells.items():
             end = final.get(f"cell {label}")
-            known = journal.entry(cell.key)
+            known = journal.ends.get(cell.key)
             done = [run for run in runs if run.label == label and run.status == "done"]
             if end is None:
                 continue
@@ -251,6 +241,6 @@ def learn(lab: Lab) -> None:
     conduct([actor], [], patient(300.0))
     assert actor.end["end"] == "well", actor.end
     with _open(lab, case) as (store, _):
-        for run in store.open().list_runs(RunFilter(status="done")):
+        for run in store.list_runs(RunFilter(status="done")):
             lab.texts[key_of(run)] = run.generated_text or ""
     assert len(lab.texts) == len(works), actor.told

@@ -127,7 +127,7 @@ def test_lab_whose_tablespace_is_full_waits_until_there_is_space(
             wait_for(lambda: "space" in host.log[len(before) :], lambda: host.log)
             disk.free()
             answer, remarks = lab.finish(process, succeeded=60)
-            once = lab.ask("SELECT status, count(*) FROM lab_cells GROUP BY status")
+            once = lab.ask("SELECT status, count(*) FROM plan_cells GROUP BY status")
             assert once == [("done", 60)]
             assert "Traceback" not in answer + remarks + host.log
         finally:

@@ -193,7 +193,7 @@ class Lab:
 
     def owner(self) -> Host:
         """Wait until a cell has begun; the host that runs it."""
-        begun = "SELECT device FROM lab_cells WHERE status = 'begun'"
+        begun = "SELECT device FROM plan_cells WHERE status = 'begun'"
         wait_for(lambda: self.ask(begun), self.statuses)
         (device,) = self.ask(begun)[0]
         return next(host for host in self.hosts if str(device).startswith(host.name))

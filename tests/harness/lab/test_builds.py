@@ -18,8 +18,9 @@ from buildlib.container.container import GenAIContainer
 from buildlib.errors import ContainerError
 from harness.errors import WrongUseError
 from harness.lab.builds import KEY, QUEUE, TASK, Builder, BuildJob, LabBuilds
-from harness.lab.jobs import CellEnd, LabJobs
+from harness.lab.jobs import LabJobs
 from harness.plans.builds import BuildRequest
+from harness.plans.journal import CellEnd
 from harness.plans.plan_file import Plan
 from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
@@ -39,7 +40,7 @@ OPTIONS = {
 def jobs(server: PostgresqlServer) -> Iterator[LabJobs]:
     with LabJobs(server.url("lab")) as jobs:
         yield jobs
-    server.ask("lab", "TRUNCATE procrastinate_events, procrastinate_jobs, lab_cells CASCADE")
+    server.ask("lab", "TRUNCATE procrastinate_events, procrastinate_jobs, plan_cells CASCADE")
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_hostile_builds_fail_and_are_told_so(
     server.ask("lab", "UPDATE procrastinate_jobs SET args = '[]' WHERE args = '{}' RETURNING 1")
     start()
     wait_for(lambda: statuses(server) == {"failed": len(harms)}, lambda: statuses(server), 60)
-    rows = server.ask("lab", "SELECT plan_run, reason FROM lab_cells")
+    rows = server.ask("lab", "SELECT plan_run, reason FROM plan_cells")
     reasons = {str(run): str(reason) for run, reason in rows}
     assert reasons.keys() == said.keys()
     assert [run for run, reason in said.items() if reason not in reasons[run]] == []

@@ -25,7 +25,7 @@ def jobs(server: PostgresqlServer) -> Iterator[LabJobs]:
         jobs.register("h1", 1)
         jobs.put([Job(queue="q", lock=None, queueing_lock="r:k", task_name="t", task_kwargs={})])
         yield jobs
-    server.ask("lab", "TRUNCATE procrastinate_jobs, procrastinate_workers, lab_plan_runs CASCADE")
+    server.ask("lab", "TRUNCATE procrastinate_jobs, procrastinate_workers, plan_runs CASCADE")
 
 
 def test_job_that_a_host_ahead_gives_back_runs_at_once(

@@ -195,7 +195,7 @@ def test_each_cell_is_in_the_results_once_whatever_is_killed(campaign: Campaign)
     assert lab.ask(once) == [(1,)] * cells
     assert set(tries) <= {"done", "interrupted"}
     assert lab.statuses() == {"succeeded": cells}
-    assert lab.ask("SELECT DISTINCT status FROM lab_cells") == [("done",)]
+    assert lab.ask("SELECT DISTINCT status FROM plan_cells") == [("done",)]
     for host in lab.hosts:
         host.take_down()
         with closing(sqlite3.connect(host.folder / "pool.db")) as ledger:

@@ -12,8 +12,9 @@ from procrastinate.jobs import Status
 
 from harness.devices.adb.connection import ServerAddress
 from harness.errors import ConfigFileError, WrongUseError
-from harness.lab.jobs import CellEnd, LabJobs, queue_name
+from harness.lab.jobs import LabJobs, queue_name
 from harness.lab.submission import open_lab_run
+from harness.plans.journal import CellEnd
 from harness.results.store import ResultsStore
 from reports.lab.access import Access, read_tokens
 from tests.command_line import qnnfarm
@@ -64,19 +65,19 @@ def lab(hosts: Lab) -> Iterator[Lab]:
     for host in hosts.hosts:
         if host.process is None or host.process.poll() is not None:
             host.start()
-    for table in ("procrastinate_events", "procrastinate_jobs", "lab_cells", "lab_plan_runs"):
+    for table in ("procrastinate_events", "procrastinate_jobs", "plan_cells", "plan_runs"):
         hosts.ask(f"TRUNCATE {table} CASCADE")
 
 
 def test_cells_run_once_each_on_devices_of_both_hosts(lab: Lab) -> None:
     code, answer, _ = lab.run(lab.plan(*(f"sleep 1; echo {n}" for n in range(8))))
     assert code == 0, answer
-    assert {summary for (summary,) in lab.ask("SELECT summary FROM lab_cells")} == set("01234567")
+    assert {summary for (summary,) in lab.ask("SELECT summary FROM plan_cells")} == set("01234567")
     begun = "SELECT count(*) FROM procrastinate_events WHERE type = 'started' GROUP BY job_id"
     assert lab.ask(begun) == [(1,)] * 8
     assert lab.statuses() == {"succeeded": 8}
     assert "8 done, 0 failed" in answer
-    devices = {device for (device,) in lab.ask("SELECT device FROM lab_cells")}
+    devices = {device for (device,) in lab.ask("SELECT device FROM plan_cells")}
     assert {"h1-a", "h2-a"} <= devices
     code, answer, remarks = lab.run(lab.folder / "plan.yaml")
     assert "0 cells submitted, 8 of 8 done" in remarks, "the same command repeats nothing"
@@ -89,7 +90,7 @@ def test_cell_of_a_killed_worker_goes_to_another(lab: Lab) -> None:
     owner = lab.owner()
     lab.bury(owner)
     lab.finish(process, succeeded=1)
-    (other,) = lab.ask("SELECT device FROM lab_cells")[0]
+    (other,) = lab.ask("SELECT device FROM plan_cells")[0]
     assert str(other)[:2] != owner.name
 
 
@@ -165,7 +166,7 @@ def test_person_cancels_a_plan_on_the_page(
         assert "8 cells left, 4 running, 0 done" in text
         assert "<h2>2 hosts</h2>" in text
         assert text.count("2 devices, 2 cells running") == 2
-        ((run,),) = lab.ask("SELECT id FROM lab_plan_runs")
+        ((run,),) = lab.ask("SELECT id FROM plan_runs")
         bearer = {"Authorization": f"Bearer {'a' * 20}"}
         assert page.post(f"/plans/{run}/cancel").status == 401
         other = bearer | {"Sec-Fetch-Site": "cross-site"}

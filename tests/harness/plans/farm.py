@@ -1,4 +1,4 @@
-"""A pool in memory and a runner by hand: the scheduler's seams, without devices."""
+"""A pool and a journal in memory and a runner by hand: the scheduler's seams, without devices."""
 
 import threading
 import time
@@ -11,8 +11,9 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import HarnessError, LeaseTimeoutError, RequirementError
 from harness.plans.cancellation import CancelToken
 from harness.plans.cells import Cell, make_cell
+from harness.plans.journal import CellEnd
 from harness.plans.lease_requests import meets
-from harness.plans.outcome import CellResult, Summary
+from harness.plans.outcome import CellOutcome, CellResult, Summary
 from harness.plans.plan_file import Retries
 from harness.pool.failure_policy import Work
 from harness.pool.lease import LeasedDevice
@@ -45,6 +46,19 @@ class HandClock:
         while self._looks < before + 2:
             time.sleep(0.01)
         self.time += seconds
+
+
+class HandJournal:
+    """What became of each cell, in memory; a `Recorder`."""
+
+    def __init__(self) -> None:
+        self.ends: dict[str, CellEnd] = {}
+
+    def record_start(self, key: str, device: str) -> None:
+        self.ends[key] = CellEnd("begun", device=device)
+
+    def record_ends(self, outcomes: Sequence[CellOutcome]) -> None:
+        self.ends.update({outcome.cell.key: CellEnd.of(outcome) for outcome in outcomes})
 
 
 class HandDevice:

@@ -22,7 +22,7 @@ class Simulation:
     def __init__(
         self, todo: Sequence[Cell], seconds: dict[str, float], *, known: bool = True
     ) -> None:
-        durations = Durations(todo, lambda cell: seconds[cell.key] if known else None)
+        durations = Durations(todo, seconds if known else {})
         self.queue = CellQueue(todo, durations)
         self.seconds = seconds
         self.switches = 0
@@ -154,7 +154,7 @@ def test_only_what_fits_and_is_allowed_is_taken() -> None:
 def test_the_longest_goes_first_by_what_earlier_ones_took() -> None:
     todo = cells(4)
     known = {todo[1].key: 5.0, todo[2].key: 9.0}
-    durations = Durations(todo, lambda cell: known.get(cell.key))
+    durations = Durations(todo, known)
     assert [durations.expected_s(cell) for cell in todo] == [7.0, 5.0, 9.0, 7.0]
     queue = CellQueue(todo, durations)
     taken = [

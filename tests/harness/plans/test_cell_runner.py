@@ -12,7 +12,7 @@ from harness.plans.cancellation import CancelToken
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache
 from harness.plans.cells import Cell
 from harness.pool.requirement import Requirement
-from harness.results.store import LazyResultsStore
+from harness.results.store import LazyResultsStore, ResultsStore
 from harness.workloads.command import Command
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def test_it_is_made_when_it_is_written_to(tmp_path: Path, form: str) -> None:
         assert store.open() is store.open()
         assert store.existing is not None
         assert path.exists()
-        assert store.location == before  # the journal of the plan goes by it
+        assert store.location == before
     with closing(LazyResultsStore(form.format(path))) as again:
         assert again.existing is not None
         assert again.location == before
@@ -55,7 +55,7 @@ def test_a_command_costs_its_device_one_command(
 
     monkeypatch.setattr(Device, "shell", count)
     cell = Cell("0" * 64, "1" * 64, "true", Command(command=("true",)), Requirement())
-    with closing(LazyResultsStore(str(tmp_path / "results.db"))) as store:
+    with ResultsStore.open(tmp_path / "results.db") as store:
         runner = DeviceCellRunner(store, ModelCache(), "run")
         runner.run(cell, cast("LeasedDevice", virtual_device), CancelToken())
     assert commands == [["env", "true"]]

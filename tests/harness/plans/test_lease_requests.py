@@ -6,11 +6,18 @@ from dataclasses import replace
 import pytest
 
 from harness.errors import DeviceLostError
-from harness.plans.journal import Journal
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
-from tests.harness.plans.farm import HandClock, HandPool, HandRunner, cells, members, statuses
+from tests.harness.plans.farm import (
+    HandClock,
+    HandJournal,
+    HandPool,
+    HandRunner,
+    cells,
+    members,
+    statuses,
+)
 
 
 @pytest.fixture
@@ -22,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
 
 @pytest.mark.parametrize("known", [True, False], ids=["away", "refused"])
 def test_a_device_that_cannot_be_had_is_no_other_to_try_again_on(
-    journal: Journal, *, known: bool
+    journal: HandJournal, *, known: bool
 ) -> None:
     """One that the plan sees is absent, and one that the pool alone knows is full."""
     there, other = members("a", "b")
@@ -44,7 +51,7 @@ def test_a_device_that_cannot_be_had_is_no_other_to_try_again_on(
 
 @pytest.mark.parametrize(("limit", "taken"), [(None, 20), (1, 1), (2, 3)])
 def test_requests_for_what_others_hold_do_not_keep_the_rest_waiting(
-    journal: Journal, clock: HandClock, limit: int | None, taken: int
+    journal: HandJournal, clock: HandClock, limit: int | None, taken: int
 ) -> None:
     names = [f"d{number:02}" for number in range(25)]
     todo = [
@@ -67,7 +74,7 @@ def test_requests_for_what_others_hold_do_not_keep_the_rest_waiting(
 
 
 def test_cells_waiting_for_our_limit_are_not_without_a_device(
-    journal: Journal, clock: HandClock
+    journal: HandJournal, clock: HandClock
 ) -> None:
     todo = cells(4, Requirement(name="a")) + cells(1, Requirement(name="b"), first=4)
     runner = HandRunner(lambda *_: clock.turn(0.5))

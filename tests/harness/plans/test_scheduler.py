@@ -6,7 +6,6 @@ import os
 import random
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -25,17 +24,24 @@ from harness.errors import (
 from harness.plans import cell_queue, lease_requests, outcome_log, scheduler
 from harness.plans.cancellation import CancelToken
 from harness.plans.cells import Cell, make_cell
-from harness.plans.journal import Journal
-from harness.plans.outcome import CellResult, Summary
+from harness.plans.outcome import CellOutcome, CellResult, Summary
 from harness.plans.plan_file import Retries
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.requirement import Requirement
 from harness.workloads.command import Command
-from tests.harness.plans.farm import HandClock, HandPool, HandRunner, cells, members, statuses
+from tests.harness.plans.farm import (
+    HandClock,
+    HandJournal,
+    HandPool,
+    HandRunner,
+    cells,
+    members,
+    statuses,
+)
 from tests.harness.pool.interrupts import Interrupter
 
 
-def test_every_cell_runs_once_and_no_lease_stays(journal: Journal) -> None:
+def test_every_cell_runs_once_and_no_lease_stays(journal: HandJournal) -> None:
     pool, runner = HandPool(members(*"abcd")), HandRunner()
     todo = cells(100)
     summary = run_matrix(todo, pool, runner, journal)
@@ -45,13 +51,10 @@ def test_every_cell_runs_once_and_no_lease_stays(journal: Journal) -> None:
     assert len(runner.ran) == 100
     assert runner.collisions == 0
     assert pool.held == set()
-    journal.close()
-    with Journal(journal.path) as again:
-        known = [again.entry(cell.key) for cell in todo]
-    assert all(k is not None and k.status == "done" for k in known)
+    assert [journal.ends[cell.key].status for cell in todo] == ["done"] * 100
 
 
-def test_devices_are_used_side_by_side_up_to_the_limit(journal: Journal) -> None:
+def test_devices_are_used_side_by_side_up_to_the_limit(journal: HandJournal) -> None:
     together = threading.Barrier(3)
     pool = HandPool(members(*"abcde"))
     runner = HandRunner(lambda *_: together.wait(200))
@@ -61,13 +64,13 @@ def test_devices_are_used_side_by_side_up_to_the_limit(journal: Journal) -> None
     assert pool.most_held == 3
 
 
-def test_a_device_stays_leased_for_its_next_cells(journal: Journal) -> None:
+def test_a_device_stays_leased_for_its_next_cells(journal: HandJournal) -> None:
     pool = HandPool(members("a"))
     run_matrix(cells(50), pool, HandRunner(), journal)
     assert pool.leases == 1
 
 
-def test_a_cell_that_lost_its_device_is_run_on_another(journal: Journal) -> None:
+def test_a_cell_that_lost_its_device_is_run_on_another(journal: HandJournal) -> None:
     def fails_on_a(cell: Cell, member: str, _token: CancelToken) -> None:
         if member == "a":
             raise DeviceLostError("serial-of-a", "a push", "closed")
@@ -83,7 +86,7 @@ def test_a_cell_that_lost_its_device_is_run_on_another(journal: Journal) -> None
     assert {o.failures[0][0] for o in retried} <= {"a"}
 
 
-def test_a_cell_that_fails_alike_on_two_devices_is_not_tried_again(journal: Journal) -> None:
+def test_a_cell_that_fails_alike_on_two_devices_is_not_tried_again(journal: HandJournal) -> None:
     def fails(cell: Cell, member: str, _token: CancelToken) -> None:
         if cell.label == "cell-1":
             raise DeviceLostError(f"serial-of-{member}", "a push", "closed")
@@ -101,7 +104,7 @@ def test_a_cell_that_fails_alike_on_two_devices_is_not_tried_again(journal: Jour
     assert sorted(pool.ended_well) == ["cell cell-0", "cell cell-2"]
 
 
-def test_with_one_device_alone_it_is_tried_again_there(journal: Journal) -> None:
+def test_with_one_device_alone_it_is_tried_again_there(journal: HandJournal) -> None:
     count = itertools.count()
 
     def fails_once(*_: object) -> None:
@@ -112,7 +115,7 @@ def test_with_one_device_alone_it_is_tried_again_there(journal: Journal) -> None
     assert statuses(summary) == {"cell-0": "done"}
 
 
-def test_a_cell_whose_lease_was_taken_runs_again_and_nothing_counts(journal: Journal) -> None:
+def test_a_cell_whose_lease_was_taken_runs_again_and_nothing_counts(journal: HandJournal) -> None:
     count = itertools.count()
 
     def loses(*_: object) -> None:
@@ -141,7 +144,7 @@ def test_a_cell_whose_lease_was_taken_runs_again_and_nothing_counts(journal: Jou
     ids=lambda value: getattr(type(value), "__name__", str(value)),
 )
 def test_tries_depend_on_whose_fault_it_is(
-    journal: Journal, error: HarnessError, tries: int
+    journal: HandJournal, error: HarnessError, tries: int
 ) -> None:
     def fails(cell: Cell, *_: object) -> None:
         if cell.label == "cell-1":
@@ -156,7 +159,7 @@ def test_tries_depend_on_whose_fault_it_is(
     assert [f.error for _, f in failed.failures] == [type(error).__name__] * tries
 
 
-def test_a_kind_of_device_that_is_not_there_fails_its_cells_alone(journal: Journal) -> None:
+def test_a_kind_of_device_that_is_not_there_fails_its_cells_alone(journal: HandJournal) -> None:
     todo = cells(3) + cells(2, Requirement(soc="SM8650"), first=3)
     summary = run_matrix(todo, HandPool(members("a")), HandRunner(), journal)
     assert list(statuses(summary).values()) == ["done"] * 3 + ["failed"] * 2
@@ -167,7 +170,7 @@ def test_a_kind_of_device_that_is_not_there_fails_its_cells_alone(journal: Journ
     assert summary.exit_code == 1
 
 
-def test_nothing_measured_for_want_of_devices_is_told_from_failures(journal: Journal) -> None:
+def test_nothing_measured_for_want_of_devices_is_told_from_failures(journal: HandJournal) -> None:
     def lost(*_: object) -> None:
         raise DeviceLostError("s", "a push", "closed")
 
@@ -177,7 +180,7 @@ def test_nothing_measured_for_want_of_devices_is_told_from_failures(journal: Jou
     assert run_matrix(nobody, pool, HandRunner(), journal).exit_code == 2
 
 
-def test_no_device_free_in_time_fails_the_cells(journal: Journal) -> None:
+def test_no_device_free_in_time_fails_the_cells(journal: HandJournal) -> None:
     pool = HandPool(members("a"))
     with pool.acquire(Requirement(), cancelled=lambda: False):
         options = MatrixOptions(lease_s=0.01)
@@ -189,7 +192,7 @@ def test_no_device_free_in_time_fails_the_cells(journal: Journal) -> None:
 
 
 def test_a_cell_that_waits_again_begins_to_wait_then(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
+    journal: HandJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = HandClock()
     monkeypatch.setattr("harness.plans.lease_requests.time", clock)
@@ -215,38 +218,33 @@ def spread(count: int) -> list[Cell]:
     ]
 
 
-def test_replicas_go_onto_different_devices(journal: Journal) -> None:
+def test_replicas_go_onto_different_devices(journal: HandJournal) -> None:
     runner = HandRunner()
     summary = run_matrix(spread(4), HandPool(members(*"abcd")), runner, journal)
     assert summary.exit_code == 0
     assert {member for _, member in runner.ran} == set("abcd")
 
 
-def test_more_replicas_than_devices_fail_with_the_reason(journal: Journal) -> None:
+def test_more_replicas_than_devices_fail_with_the_reason(journal: HandJournal) -> None:
     summary = run_matrix(spread(3), HandPool(members(*"ab")), HandRunner(), journal)
     assert sorted(statuses(summary).values()) == ["done", "done", "failed"]
     failure = next(o.failure for o in summary.outcomes if o.failure)
     assert "lower its `count`" in failure.reason
 
 
-def test_finished_cells_are_not_run_again(journal: Journal) -> None:
+def test_finished_cells_are_not_run_again(journal: HandJournal) -> None:
     todo = cells(4)
-    before = {todo[1].key: CellResult(run_id="f" * 32, summary="as before")}
+    result = CellResult(run_id="f" * 32, summary="as before")
+    before = {todo[1].key: CellOutcome(todo[1], "done", resumed=True, result=result)}
     runner = HandRunner()
-    summary = run_matrix(
-        todo,
-        HandPool(members("a")),
-        runner,
-        journal,
-        stored_result=lambda cell: before.get(cell.key),
-    )
+    summary = run_matrix(todo, HandPool(members("a")), runner, journal, done=before)
     assert runner.tries == {"cell-0": 1, "cell-2": 1, "cell-3": 1}
     assert [o.resumed for o in summary.outcomes] == [False, True, False, False]
     assert summary.outcomes[1].result.summary == "as before"
     assert summary.exit_code == 0
 
 
-def test_a_cell_that_takes_too_long_is_ended_and_tried_elsewhere(journal: Journal) -> None:
+def test_a_cell_that_takes_too_long_is_ended_and_tried_elsewhere(journal: HandJournal) -> None:
     def hangs_on_a(cell: Cell, member: str, token: CancelToken) -> None:
         if member == "a":
             ended = threading.Event()
@@ -262,7 +260,7 @@ def test_a_cell_that_takes_too_long_is_ended_and_tried_elsewhere(journal: Journa
     assert outcome.failures[0][1].error == "DeviceTimeoutError"
 
 
-def test_an_interrupt_ends_what_runs_and_leaves_the_rest(journal: Journal) -> None:
+def test_an_interrupt_ends_what_runs_and_leaves_the_rest(journal: HandJournal) -> None:
     started = threading.Barrier(2)
 
     def interrupted(cell: Cell, member: str, token: CancelToken) -> None:
@@ -282,7 +280,7 @@ def test_an_interrupt_ends_what_runs_and_leaves_the_rest(journal: Journal) -> No
     assert summary.exit_code == 130
 
 
-def test_a_second_interrupt_goes_at_once(journal: Journal) -> None:
+def test_a_second_interrupt_goes_at_once(journal: HandJournal) -> None:
     release = threading.Event()
 
     def deaf(cell: Cell, member: str, token: CancelToken) -> None:
@@ -296,7 +294,9 @@ def test_a_second_interrupt_goes_at_once(journal: Journal) -> None:
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("db", "no space"), ZeroDivisionError()])
-def test_an_unwritable_journal_or_a_bug_ends_the_run(journal: Journal, error: Exception) -> None:
+def test_an_unwritable_journal_or_a_bug_ends_the_run(
+    journal: HandJournal, error: Exception
+) -> None:
     def fails(cell: Cell, *_: object) -> None:
         if cell.label == "cell-2":
             raise error
@@ -317,7 +317,6 @@ def test_an_unwritable_journal_or_a_bug_ends_the_run(journal: Journal, error: Ex
     ),
 )  # fmt: skip
 def test_whatever_fails_each_cell_ends_once_and_all_leases_end(
-    tmp_path_factory: pytest.TempPathFactory,
     devices: int,
     count: int,
     fates: dict[tuple[int, int], HarnessError],
@@ -332,9 +331,7 @@ def test_whatever_fails_each_cell_ends_once_and_all_leases_end(
 
     runner._action = fate
     pool = HandPool(members(*(f"d{n}" for n in range(devices))))
-    with Journal(tmp_path_factory.mktemp("j") / "j.jsonl") as journal:
-        journal.begin("p", "0" * 32, fresh=False)
-        summary = run_matrix(cells(count, retries=Retries()), pool, runner, journal)
+    summary = run_matrix(cells(count, retries=Retries()), pool, runner, HandJournal())
     assert pool.held == set()
     assert runner.collisions == 0
     for outcome in summary.outcomes:
@@ -354,38 +351,32 @@ def test_whatever_fails_each_cell_ends_once_and_all_leases_end(
         assert runner.tries[outcome.cell.label] == sum(seen.values()) + (expected == "done")
 
 
-def test_ctrl_c_at_any_line_leaves_no_lease_and_a_journal_that_is_true(tmp_path: Path) -> None:
+def test_ctrl_c_at_any_line_leaves_no_lease_and_a_journal_that_is_true() -> None:
     modules = (cell_queue, lease_requests, outcome_log, scheduler)
     todo = cells(3, Requirement(name="a")) + cells(2, Requirement(name="b"), first=3)
     todo += cells(1, Requirement(name="nobody"), first=5)
     step = 3 if os.environ.get("CI") else 12
     for number in itertools.count(random.randint(1, step), step):  # noqa: S311
         pool, runner = HandPool(members("a", "b")), HandRunner()
-        path = tmp_path / f"{number}.jsonl"
         summaries: list[Summary] = []
         interrupter = Interrupter(number, *modules)
-        with Journal(path) as journal:
-            journal.begin("plan", "0" * 32, fresh=False)
+        journal = HandJournal()
 
-            def run(journal: Journal = journal) -> None:
-                summaries.append(run_matrix(todo, pool, runner, journal))  # noqa: B023
+        def run(journal: HandJournal = journal) -> None:
+            summaries.append(run_matrix(todo, pool, runner, journal))  # noqa: B023
 
-            raised = interrupter.run(run)
-            deadline = time.monotonic() + 120
-            while pool.held and time.monotonic() < deadline:
-                time.sleep(0.01)
+        raised = interrupter.run(run)
+        deadline = time.monotonic() + 120
+        while pool.held and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert pool.held == set(), interrupter.where
-        with Journal(path) as journal:
-            ran = {label for label, _ in runner.ran}
-            for cell in todo:
-                known = journal.entry(cell.key)
-                if known is not None and known.status == "done":
-                    assert cell.label in ran, interrupter.where
-                if not raised:
-                    (outcome,) = [o for o in summaries[0].outcomes if o.cell == cell]
-                    assert (outcome.status == "done") == (
-                        known is not None and known.status == "done"
-                    ), interrupter.where
+        done = {key for key, end in journal.ends.items() if end.status == "done"}
+        ran = {label for label, _ in runner.ran}
+        for cell in todo:
+            assert cell.key not in done or cell.label in ran, interrupter.where
+            if not raised:
+                (outcome,) = [o for o in summaries[0].outcomes if o.cell == cell]
+                assert (outcome.status == "done") == (cell.key in done), interrupter.where
         if not interrupter.where:
             break
     assert statuses(summaries[0])["cell-5"] == "failed"

@@ -14,9 +14,10 @@ from procrastinate.jobs import Status
 
 from harness.errors import StoreUnavailableError
 from harness.lab.content import CellFiles
-from harness.lab.jobs import TASK, CellEnd, LabJobs, queue_name
+from harness.lab.jobs import TASK, LabJobs, queue_name
 from harness.plans.cell_runner import PlanSettings
 from harness.plans.cells import make_cell
+from harness.plans.journal import CellEnd
 from harness.pool.requirement import Requirement
 from harness.results.records import Run
 from harness.results.store import ResultsStore
@@ -33,7 +34,7 @@ SETTINGS = PlanSettings(
     labels={},
 )  # fmt: skip
 FORBIDDEN = (
-    "DROP TABLE runs", "TRUNCATE lab_cells", "DELETE FROM lab_cells",
+    "DROP TABLE runs", "TRUNCATE plan_cells", "DELETE FROM plan_cells",
     "CREATE TABLE mine (x INT)", "DELETE FROM runs",
     "UPDATE runs SET status = 'done'", "UPDATE alerts SET state = 'fixed'",
     "UPDATE procrastinate_jobs SET status = 'cancelled'", "GRANT lab_workers TO ada",
@@ -152,7 +153,7 @@ def test_forged_row_fails_alone_and_is_recorded(server: PostgresqlServer) -> Non
         forge(good)
         job = station.fetch(queue_name(CELL))
         assert job is not None, "a good one runs"
-        row = "INSERT INTO lab_plan_runs (id, plan, submitter, created_at, owner) VALUES"
+        row = "INSERT INTO plan_runs (id, plan, submitter, created_at, owner) VALUES"
         by_hand.execute(f"{row} ('abc', 'p', 'x', now(), 'station')".encode())
         assert station.begin("p", "station", fresh=False) == foreign
         station.unregister()
