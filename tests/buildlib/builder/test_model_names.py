@@ -15,6 +15,7 @@ from tests.builders import builder_for
 from tests.buildlib.model_folders import copy_of_export
 
 
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_a_folder_may_have_any_name_and_a_model_an_unknown_family(tmp_path: Path) -> None:
     name = f"Llama 3.2 (мой)\n[b]{'a' * 200}"

@@ -135,6 +135,7 @@ def test_a_full_disk(model: Path, tmp_path: Path, blocks: int) -> None:
     assert unfinished(cache) == []
 
 
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_an_interrupted_build_keeps_what_is_finished(model: Path, tmp_path: Path) -> None:
     """For those that are killed see `tests/buildlib/cache/test_killed.py`."""

@@ -59,6 +59,7 @@ def test_a_container_that_speculates_is_built_and_speculates(
     assert answer["metrics"]["token_acceptance_rate"] > 1
 
 
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_a_recipe_gives_its_bits(qnnfarm: Run, small_model: Path, tmp_path: Path) -> None:
     where = (*TARGET, "--ar", "1", "--cl", "48", "--splits", "1", "--out", tmp_path / "out")

@@ -33,6 +33,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 FEW = ("--prompts", "1", "--max-tokens", "3", "--ar", "8", "--cl", "48", "--json")
 
 
+@pytest.mark.variant
 def test_a_stand_in_of_the_sdk_and_a_virtual_device_conform(
     qnnfarm: Run, virtual_device: Device, model: Path, out: Path, tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ def test_cancelled_cells_end_on_their_devices(lab: Lab) -> None:
     assert lab.statuses() == {"cancelled": 4, "aborted": 4}
 
 
+@pytest.mark.variant
 def test_person_cancels_a_plan_on_the_page(
     lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

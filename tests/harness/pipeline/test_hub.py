@@ -116,6 +116,7 @@ def test_a_model_of_the_hub_is_downloaded_once(environment: dict[str, str], tmp_
     assert "org/none: there is no such folder, and the Hugging Face hub did not give it" in told
 
 
+@pytest.mark.variant
 def test_a_build_and_its_references_are_of_one_model_of_the_hub(
     environment: dict[str, str], tmp_path: Path, virtual_device: Device
 ) -> None:

@@ -246,6 +246,7 @@ def test_the_vendors_snippet_runs_as_it_stands(
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.variant
 @pytest.mark.usefixtures("working_folder")
 def test_the_documents_snippets_run_as_they_stand(
     virtual_device: Device, short_model: Path, capsys: pytest.CaptureFixture[str]

@@ -42,6 +42,7 @@ def test_a_recipes_name_is_read_as_the_vendors_documents_write_it(
     assert pipe.stages.quantization.quantization().lpbq_block_size == 32
 
 
+@pytest.mark.variant
 def test_a_loss_above_the_bound_of_a_recipe_ends_it(
     make_recipe: MakeRecipe, outlier_model: Path
 ) -> None:
@@ -66,6 +67,7 @@ def bits_of(pipe: LLMPipeline) -> dict[str, int]:
     return {one.name: one.bw for one in encodings.param_encodings if "_proj.weight" in one.name}
 
 
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_techniques_change_weights_before_and_in_quantization(make_recipe: MakeRecipe) -> None:
     stages = {

@@ -144,6 +144,7 @@ for words in (
 """
 
 
+@pytest.mark.variant
 def test_a_metric_is_declared_in_one_place(tmp_path: Path) -> None:
     """One that is added there is stored, compared, judged, reported, exported and documented."""
     child = [sys.executable, "-c", dedent(ADDED)]

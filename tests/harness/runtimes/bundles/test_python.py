@@ -40,6 +40,7 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.variant
 def test_runners_of_a_device_run_under_the_users_python(
     virtual_device: Device,
     small_bundle: Path,

@@ -178,6 +178,7 @@ def test_without_bos_a_prompt_has_its_own_tokens_alone(
     assert runtime.generate(deep).metrics["prompt_tokens"] == later + len(TOKENS)
 
 
+@pytest.mark.variant
 def test_a_sliding_window_generates_twice_the_context(
     session: Session, changed: Callable[[Edit], str]
 ) -> None:
@@ -289,6 +290,7 @@ def test_embeddings_answer_as_their_tokens_do(session: Session, tmp_path: Path) 
 TYPES: dict[str, np.dtype[np.integer]] = {name: np.dtype(name) for name in ("uint8", "int16")}
 
 
+@pytest.mark.variant
 def test_tables_of_other_types_are_looked_up(session: Session) -> None:
     """The runner requantizes rows onto the graph's input, and Genie takes floats itself."""
     expected = Generate.of(prompt=TEXT, max_tokens=6).run(session).output.text

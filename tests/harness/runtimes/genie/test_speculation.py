@@ -57,6 +57,7 @@ def test_what_says_the_same_runs_and_is_asked_once(
             assert queries(session) == asked
 
 
+@pytest.mark.slow
 def test_what_says_something_else_is_refused(
     virtual_device: Device,
     checked_dialogs: dict[str, GenAIContainer],

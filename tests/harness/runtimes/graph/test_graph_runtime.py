@@ -91,6 +91,7 @@ def test_step_logits_and_scores_are_those_of_genie(pair: Pair, tiny_bundle: Path
     assert len(scored.traces) == 1
 
 
+@pytest.mark.variant
 def test_a_cache_of_16_bits_is_that_of_genie(
     virtual_device: Device, small_model: Path, build_cache: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_cache_of_16_bits_is_that_of_genie(
     assert scores[0] == pytest.approx(in_float, rel=0.01)
 
 
+@pytest.mark.variant
 def test_without_bos_a_text_is_scored_from_its_second_token_on(
     virtual_device: Device, tiny_bundle: Path, checkpoint_without_bos: Path, tmp_path: Path
 ) -> None:
