@@ -26,6 +26,7 @@ from reports import html_file
 from reports.content import Results, list_runs
 from reports.history import group_series
 from reports.page import Page, compose
+from tests.harness.results.places import write_runs
 from tests.system import program
 
 if TYPE_CHECKING:
@@ -261,8 +262,7 @@ def make_store(tmp_path: Path) -> Callable[[Sequence[Run]], Path]:
     def make(runs: Sequence[Run]) -> Path:
         path = tmp_path / "results.db"
         with ResultsStore.open(path) as store:
-            for run in runs:
-                store.write_run(run)
+            write_runs(store, runs)
         return path
 
     return make

@@ -16,6 +16,7 @@ from harness.results.store import ResultsStore
 from reports import content, html_file, page, site_folder
 from suites.nightly.archive import Archive
 from suites.nightly.night import Night, NightFailure, Regression, judge_night
+from tests.harness.results.places import write_runs
 from tests.reports import lab
 from tests.reports.conftest import START, MakeStore, Sample, html_of, perplexity, speeds
 from tools import screenshots
@@ -347,8 +348,7 @@ def test_a_site_works_from_a_folder(browser: Chrome, tmp_path: Path, samples: Sa
     database, folder = tmp_path / "results.db", tmp_path / "site"
     with ResultsStore.open(database) as store:
         lab.add_telemetry(store, lab.sessions())
-        for run in samples["mixed"]:
-            store.write_run(run)
+        write_runs(store, samples["mixed"])
     composed = page.compose(page.load(str(database)))
     assert site_folder.write(composed, str(database), folder, datetime.now(UTC)) == 16
     assert site_folder.write(composed, str(database), folder, datetime.now(UTC)) == 0

@@ -11,6 +11,7 @@ from harness.results.store import ResultsStore
 from reports import page
 from reports.devices import MOST_EVENTS, device_figures, find_device_use
 from reports.errors import ReportError
+from tests.harness.results.places import write_runs
 from tests.reports import lab
 from tests.reports.conftest import START, Sample, changed, speeds
 
@@ -90,8 +91,7 @@ def test_heat_of_the_newest_night_stands_beside_its_speeds(tmp_path: Path) -> No
             cell = {"conditions": (lab.COOL, charge), "group_id": f"{number:032x}"}
             runs.append(changed(run, **cell))
         runs[-1] = changed(runs[-1], conditions=(hot, charge, lab.HOT))
-        for run in runs[:-1]:
-            store.write_run(run)
+        write_runs(store, runs[:-1])
         recorder = store.begin_run(changed(runs[-1], status="running"))
         recorder.add_telemetry(lab.samples_of(runs[-1], zones=2), repetition=0)
         recorder.finish()

@@ -30,6 +30,7 @@ from reports import charts, html_file, page
 from reports.changes import ShownChange, find_changes
 from reports.figures import Column, Figure
 from reports.history import SeriesGroup, commit_range, find_present, group_series
+from tests.harness.results.places import write_runs
 from tests.reports import lab
 from tests.reports.conftest import (
     START,
@@ -514,8 +515,7 @@ def test_a_perplexity_of_two_runs_has_the_verdict_of_the_gate(
     (change,) = (one for one in changes_of(runs) if one.series.metric.key == "perplexity")
     assert (change.status, change.is_suspect) == (words, is_suspect)
     with ResultsStore.open(tmp_path / "results.db") as store:
-        for run in runs:
-            store.write_run(run)
+        write_runs(store, runs)
         (cell,) = judge_gate(store, "previous").cells
     assert cell.verdict == ("regressed" if is_suspect else words)
     assert change.note == ("2 nights, and a verdict needs 10" if is_suspect else "")

@@ -24,6 +24,7 @@ from harness.results.store import ResultsStore
 from harness.words import percent
 from reports.cli import report
 from suites.nightly.steps import PlanSteps
+from tests.harness.results.places import write_runs
 from tests.reports.conftest import START, Sample
 from tests.reports.test_history import night
 
@@ -59,8 +60,7 @@ def fill(db: Path, series: list[list[tuple[int, float]]]) -> None:
             made = night(number, factor, sample=sample, seed=seed, sessions=1)
             runs += [run.model_copy(update={"id": new_run_id()}) for run in made]
     with ResultsStore.open(db) as store:
-        for run in sorted(runs, key=lambda run: run.created_at):
-            store.write_run(run)
+        write_runs(store, sorted(runs, key=lambda run: run.created_at))
 
 
 SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])

@@ -22,6 +22,7 @@ from harness.results.store import EVERYTHING, ResultsStore
 from reports import document, page, site_folder
 from reports.cli import report
 from reports.errors import ReportError
+from tests.harness.results.places import write_runs
 from tests.reports.conftest import START, Sample, changed, speeds
 
 PHONES = [Sample(soc, emulator=False, model=f"m{soc}") for soc in ("SM8750", "SM8650")]
@@ -38,8 +39,7 @@ def say(*words: str | Path) -> str:
 
 def write(db: Path, runs: Sequence[Run]) -> Path:
     with ResultsStore.open(db) as store:
-        for run in runs:
-            store.write_run(run)
+        write_runs(store, runs)
     return db
 
 

@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.devices.device import Device
 from tests.harness.cli.conftest import Run
 
 
+@pytest.mark.variant
 def test_two_containers_stand_side_by_side_and_a_device_profiles_them(
     qnnfarm: Run, small_bundle: Path, virtual_device: Device
 ) -> None:

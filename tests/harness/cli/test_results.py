@@ -19,6 +19,7 @@ from harness.results.records import (
 from harness.results.store import ResultsStore
 from tests.harness.cli.conftest import Run
 from tests.harness.results.conftest import _make_run
+from tests.harness.results.places import write_runs
 
 SERIES = [TelemetrySeries("temp_c:cpu", "degC", (0.0, 1.0), (30.0, 31.5))]
 
@@ -79,12 +80,14 @@ def test_a_dry_run_says_what_the_real_one_does(qnnfarm: Run, path: Path) -> None
 def test_losses_that_nobody_has_looked_for_keep_their_nights(qnnfarm: Run, path: Path) -> None:
     with ResultsStore.open(path) as store:
         (_, run) = store.list_runs()
+        runs = []
         for days in range(40):
             value = Measurement(metric="ttft_s", value=(0.5 if days < 10 else 0.4) + days % 3 / 999)
             at = now() - timedelta(days=days + 1)
             changes = {"id": new_run_id(), "group_id": new_run_id(), "created_at": at}
             changes |= {"status": "done", "measurements": (value,)}
-            store.write_run(run.model_copy(update=changes))
+            runs.append(run.model_copy(update=changes))
+        write_runs(store, runs)
     dry = json.loads(
         qnnfarm("results", "prune", "--older-than", "7d", "--dry-run", "--json").stdout
     )

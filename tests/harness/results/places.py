@@ -5,14 +5,24 @@ Tests that look past the store, or get into its way, do so through a `Place`.
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
+from harness.results.records import Run
+from harness.results.run_recorder import insert_run
+from harness.results.store import ResultsStore
 from tests.postgresql_server import PostgresqlServer
 
 EngineName = Literal["sqlite", "postgresql"]
+
+
+def write_runs(store: ResultsStore, runs: Iterable[Run]) -> None:
+    """Write runs in one transaction: each of its own takes more time than all else of a test."""
+    with store.database.writing() as connection:
+        for run in runs:
+            insert_run(connection, store.location, run)
 
 
 class Place(Protocol):

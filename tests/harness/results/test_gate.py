@@ -26,6 +26,7 @@ from harness.results.records import OutputCheck, PerplexityDefinition, Run, Work
 from harness.results.store import ResultsStore
 from harness.results.verdicts import Verdict, judge
 from tests.harness.results.conftest import _make_run
+from tests.harness.results.places import write_runs
 from tests.reports.conftest import changed
 
 NIGHT = datetime(2026, 11, 1, 2, tzinfo=UTC)
@@ -53,8 +54,7 @@ def session(
 
 
 def add(store: ResultsStore, *runs: Run) -> None:
-    for run in runs:
-        store.write_run(run)
+    write_runs(store, runs)
 
 
 def night(
@@ -62,9 +62,9 @@ def night(
     **changes: object,
 ) -> None:  # fmt: skip
     source = random.Random(number)  # noqa: S311
-    for index in range(sessions):
-        value = level * (1 + source.gauss(0, noise))
-        add(store, session(value, number, minute=index, **changes))  # type: ignore[arg-type]
+    values = [level * (1 + source.gauss(0, noise)) for _ in range(sessions)]
+    made = (session(v, number, minute=n, **changes) for n, v in enumerate(values))  # type: ignore[arg-type]
+    write_runs(store, made)
 
 
 def verdicts(gate: Gate) -> list[str]:

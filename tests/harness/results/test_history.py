@@ -2,7 +2,7 @@
 
 import math
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -30,7 +30,7 @@ from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore
 from harness.results.turnover import find_turnover
 from harness.words import percent
-from tests.harness.results.places import Place
+from tests.harness.results.places import Place, write_runs
 from tests.reports.conftest import changed
 
 DECODE = SeriesFilter(("decode_tokens_per_s",))
@@ -45,6 +45,9 @@ def fill(store: ResultsStore, make_run: Callable[..., Run]) -> Fill:
     """Writes nights of two sessions each, about a level."""
 
     def write(levels: Sequence[float], *, start: int = 0, **changes: object) -> None:
+        write_runs(store, made(levels, start, changes))
+
+    def made(levels: Sequence[float], start: int, changes: dict[str, object]) -> Iterator[Run]:
         for night, level in enumerate(levels, start):
             for session in range(2):
                 value = level + WOBBLE[(3 * night + session) % len(WOBBLE)]
@@ -59,7 +62,7 @@ def fill(store: ResultsStore, make_run: Callable[..., Run]) -> Fill:
                     ),
                 )
                 commit = f"{night:02d}" * 20
-                store.write_run(changed(run, **{"provenance__git_commit": commit, **changes}))
+                yield changed(run, **{"provenance__git_commit": commit, **changes})
 
     return write
 

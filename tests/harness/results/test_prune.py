@@ -29,7 +29,7 @@ from harness.results.run_recorder import RunRecorder
 from harness.results.store import ResultsStore
 from harness.workloads.quality import stored_quality
 from reports import document, page
-from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace
+from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace, write_runs
 
 MakeRun = Callable[..., Run]
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -145,10 +145,12 @@ def test_perplexities_that_check_benchmarks_stay(store: ResultsStore, make_run: 
 def test_nights_of_an_open_alert_stay_until_it_is_settled(
     store: ResultsStore, make_run: MakeRun
 ) -> None:
+    runs = []
     for days in range(160, 60, -1):
         rate = 50.0 + days % 3 / 10 if days > 130 else 45.0 + days % 3 / 10
         value = Measurement(metric="decode_tokens_per_s", value=rate)
-        store.write_run(made(make_run, days, measurements=(value,)))
+        runs.append(made(make_run, days, measurements=(value,)))
+    write_runs(store, runs)
     (alert,) = alerts.review_new(store)
     assert alert.began_at == NOW - timedelta(days=130)
     assert count_kept(store.database, PrunePolicy(OLD)) == KeptCounts(of_alerts=28)

@@ -165,6 +165,7 @@ def test_a_dialog_chats_as_generate_does_in_each_of_its_conversations(session: S
         Dialog.of(dialogs=(PROMPTS,), chat=True, stop=("x",))
 
 
+@pytest.mark.variant
 def test_the_runtime_graph_takes_chats_of_one_prompt(session: Session) -> None:
     chat = Generate.of(prompt="In the beginning", chat=True, max_tokens=2)
     with Session(session.device, GraphModel(session.container)) as graphs:

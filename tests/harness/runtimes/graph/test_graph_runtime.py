@@ -230,6 +230,7 @@ def test_tensors_of_a_step_are_compared_layer_by_layer(
         assert (first_wrong.name, first_wrong.layer) == ("past_value_2_out", 2)
 
 
+@pytest.mark.variant
 def test_every_inner_tensor_of_a_step_is_compared(
     pair: Pair, build_cache: Path, altered_checkpoint: Path, changed: Path
 ) -> None:
