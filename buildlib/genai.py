@@ -102,7 +102,7 @@ class GenAIBuilderFactory:
             toolchain: the compiler; by default the one from PyPI.
 
         Warns:
-            ModelWarning: the model is of no known family.
+            ModelWarning: an ONNX is of no known family; a checkpoint of none is refused when built.
 
         Raises:
             ModelFileError: nothing in the folder can be built; or the configuration is no JSON
@@ -120,11 +120,11 @@ class GenAIBuilderFactory:
         root = absolute_user_path(default_cache_root() if cache_root is None else cache_root)
         source = find_source(pretrained_model_path, calibration_text, files, cache_root=root)
         embeds = architecture_of(source) is None and encodes_text(source)
-        if architecture_of(source) is None and not embeds:
+        if architecture_of(source) is None and not embeds and isinstance(source, OnnxSource):
             families = ", ".join(SupportedLLMs)
             warnings.warn(
-                f"{source.name} is of no known family ({families}); it is built as its graph and "
-                "its config.json say",
+                f"{source.name} is of no known family ({families}): its graph and its config.json "
+                "decide how it is built, if they can be read",
                 ModelWarning,
                 stacklevel=2,
             )

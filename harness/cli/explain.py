@@ -25,10 +25,10 @@ def explain(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="CODE|RUN|LOG",
+            metavar="CODE|MESSAGE|RUN|LOG",
             help="A number, decimal or hexadecimal, or its constant's name; qnn:, genie:, fastrpc: "
-            "or exit: before it says whose it is. Or a log file; or the id of a stored run; or "
-            "`latest`.",
+            "or exit: before it says whose it is. Or lines of a log; or its file; or the id of a "
+            "stored run; or `latest`.",
         ),
     ],
     db: Database = "results.db",
@@ -36,8 +36,8 @@ def explain(
 ) -> None:
     """Explain error numbers of QNN, Genie and FastRPC: cause, evidence to look at, fix, source.
 
-    Of a log or a run: every number and message that is known, in the order in which they appear.
-    The first is the nearest to the cause.
+    Of lines, a log or a run: every number and message that is known, in the order in which they
+    appear. The first is the nearest to the cause.
 
     Example: qnnfarm explain 0x80000406
     """
@@ -46,6 +46,8 @@ def explain(
         findings = _in_file(path)
     elif codes := parse_code(what):
         findings = [(code, "") for code in codes]
+    elif " " in what:
+        findings = [(finding.code, "") for finding in find_codes(what.splitlines())]
     else:
         findings = _in_runs(what, db)
     if json:

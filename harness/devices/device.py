@@ -157,7 +157,11 @@ class CommandRunner:
         action: str,
         log: Callable[[], str],
     ) -> tuple[int, tuple[str, ...]]:
-        """Run a command line; gives its exit status, and `CommandResult.left`."""
+        """Run a command line; gives its exit status, and `CommandResult.left`.
+
+        Raises:
+            DeviceCommandError: the device's shell refused it.
+        """
         job = Job(line, env)
         script = job.script
         deadline = Deadline(timeout_s)
@@ -180,6 +184,8 @@ class CommandRunner:
                     with contextlib.suppress(DeviceTimeoutError):
                         self._leftovers.kill(_KILL_TIMEOUT_S)
                 raise
+        if status and not job.started:  # a login shell, or a forced command, that runs nothing
+            raise DeviceCommandError(self.transport.serial, "its shell", status, log())
         return status, leftovers
 
     def doubt(self) -> None:

@@ -163,7 +163,11 @@ class DeviceType(Protocol):
 class AndroidType(DeviceType):
     """Android devices behind this host's adb server, or behind another host's."""
 
-    identifier = re.compile(rf"[A-Za-z0-9\[][A-Za-z0-9._:\[\]%-]{{0,127}}(?:@{_HOST})?")
+    identifier = re.compile(
+        r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]%-]{0,127}"
+        r"(?: \([0-9]{1,3}\)[A-Za-z0-9._-]{0,127})?"  # as mDNS names one whose name is taken
+        rf"(?:@{_HOST})?"
+    )
     identifier_form = "SERIAL or SERIAL@HOST"
 
     def open(

@@ -7,7 +7,7 @@ FastRPC's 1 differ. A `source` is a public address, or `reproduced` with how it 
 import functools
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -18,6 +18,8 @@ Library = Literal["QNN", "Genie", "FastRPC", "exit"]
 _TABLE: Final = Path(__file__).with_name("codes.toml")
 _LONGEST_LINE = 4096
 _MOST_FINDINGS = 50
+_LONGEST_GAP = 80
+"""Characters between the beginnings of the parts of a message."""
 _QNN = range(1000, 1 << 16)
 _GENIE = range(-99, 0)
 _EXIT = range(1, 256)
@@ -61,7 +63,8 @@ class Code:
 
     Attributes:
         number: unsigned for FastRPC; None for a message.
-        name: the public constant, or the text of a message; empty for a number without one.
+        name: the public constant, or the text of a message, with `*` for a word that differs; empty
+            for a number without one.
         meaning: a few words; empty where no cause is known.
         source: of the name.
         harmless: no reason for a process to fail.
@@ -188,7 +191,7 @@ def explain_end(log: str, exit_status: int | None) -> str:
 class _Table:
     by_number: Mapping[tuple[Library, int | None], Code]
     by_name: Mapping[str, Code]
-    messages: tuple[tuple[str, Code], ...]
+    messages: tuple[tuple[Sequence[str], Code], ...]
 
 
 @functools.cache
@@ -197,7 +200,7 @@ def _table() -> _Table:
     return _Table(
         {(code.library, code.number): code for code in codes if code.number is not None},
         {code.name: code for code in codes},
-        tuple((code.name.casefold(), code) for code in codes if code.number is None),
+        tuple((code.name.casefold().split("*"), code) for code in codes if code.number is None),
     )
 
 
@@ -219,7 +222,10 @@ def _codes_of(line: str) -> Iterator[Code]:
         if ("exit", number) in table.by_number:
             yield table.by_number["exit", number]
     lower = line.casefold()
-    yield from (code for message, code in table.messages if message in lower)
+    for parts, code in table.messages:
+        places = [lower.find(part) for part in parts]
+        if min(places) >= 0 and places[-1] - places[0] < _LONGEST_GAP:
+            yield code
 
 
 def _unsigned(number: int) -> int:

@@ -235,3 +235,27 @@ def test_the_command_explains_a_code_a_log_and_a_run(tmp_path: Path) -> None:
         status, said = explain(which, "--db", db, "--json")
         assert status == 0
         assert [code["label"] for code in json.loads(said)] == ["FastRPC 0x80000406", "QNN 4000"]
+
+
+@pytest.mark.parametrize(
+    ("line", "label"),
+    [
+        ("graph requires estimated allocation of 2347229 KB, limit is 2097152 KB", "requires esti"),
+        ("Missing QnnHtp field: pos-id-dim", "Missing * field"),
+        ("map::at:  key not found", "map::at"),
+        ('[ERROR] "Unable to find a valid interface."', "Unable to find a valid interface"),
+        ("(dlerror ELF verification: section header for CRC segment not found)", "CRC segment"),
+        ("Context Size was exceeded.", "Context Size"),
+        ("Invalid Node IO value passed: GENIE_NODE_X", "Invalid Node IO value"),
+        ("QNN graph execute error. Error code: 6031", "QNN 6031"),
+        ("Schema validation failed with 1 error:", "Schema validation failed"),
+        ("Unsupported config option 2", "Unsupported config option"),
+    ],
+)
+def test_lines_that_people_post_are_explained(line: str, label: str) -> None:
+    """As an argument, in a file, among others."""
+    (finding,) = find_codes(["a field is missing", line, "the key was not found"])
+    assert finding.code.label.startswith(label)
+    assert finding.code.causes
+    shown = CliRunner().invoke(build_app(), ["explain", line])
+    assert (shown.exit_code, finding.code.causes[0].fix in shown.stdout) == (0, True)

@@ -35,7 +35,14 @@ TCP_SERIAL = re.compile(r"(?!usb:).+:\d{1,5}")
 """Serial of a device to which an adb server connects over TCP."""
 USB_PORT = "usb:"
 """Begin of a name that stands for whatever device is plugged in at a USB port."""
-_ENTRY = re.compile(r"(\S+)\s+(no permissions|\S+)(.*)")
+_STATES = (
+    "authorizing|bootloader|connecting|detached|device|host|no permissions|offline|recovery|rescue|"
+    "sideload|unauthorized"
+)
+_ENTRY = re.compile(
+    rf"(\S(?:.{{0,250}}?\S)?)\s+({_STATES})(\s*|\s*[(;].*|\s+\w+:.*)|(\S+)\s+(\S+)(.*)"
+)
+"""Serial, state, details. Serials have blanks: `(no serial number)`, `adb-X (2)._adb-tls-...`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +211,13 @@ def parse_devices(answer: str) -> list[AdbDeviceInfo]:
     for line in answer.splitlines():
         match = _ENTRY.fullmatch(line.strip())
         if match:
-            pairs = re.findall(r"(?:^|\s)(\w+):(\S+)", match[3])
-            entries.append(AdbDeviceInfo(match[1], match[2], dict(pairs)))
+            serial, state, details = match.groups()[:3] if match[1] else match.groups()[3:]
+            pairs = re.findall(r"(?:^|\s)(\w+):(\S+)", details)
+            entries.append(AdbDeviceInfo(serial, state, dict(pairs)))
     counts = Counter(entry.serial for entry in entries)
     return [
         replace(entry, serial=f"{USB_PORT}{entry.details['usb']}", shared_serial=entry.serial)
-        if counts[entry.serial] > 1 and "usb" in entry.details
+        if (counts[entry.serial] > 1 or " " in entry.serial) and "usb" in entry.details
         else entry
         for entry in entries
     ]

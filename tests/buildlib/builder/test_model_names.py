@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from buildlib.container.layout import binary_name, file_name_problem
 from buildlib.container.manifest import plain_name
 from buildlib.errors import InputFileError, ModelFileError, ModelWarning
 from buildlib.genai import GenAIBuilderFactory
+from suites.models import tiny_llama
 from tests.builders import builder_for
 from tests.buildlib.model_folders import copy_of_export
 
@@ -65,3 +67,17 @@ def test_the_working_folder_may_change_before_the_build(
     build = builder.plan()
     assert build.cache_root == tmp_path / "cache"
     assert all(path.is_file() for path in build.sources.main.inputs().values())
+
+
+def test_a_checkpoint_of_no_known_family_is_refused_without_a_promise(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    shutil.copytree(tiny_llama.folder(), tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text()) | {"model_type": "newcomer", "architectures": ["New"]}
+    file.write_text(json.dumps(config))
+    builder = GenAIBuilderFactory.create(tmp_path / "model", cache_root=tmp_path / "cache")
+    builder.set_targets(["SM8750:emulator"])
+    with pytest.raises(ModelFileError, match="no family that can be exported"):
+        builder.build()
+    assert not [each for each in recwarn if "family" in str(each.message)]

@@ -176,6 +176,18 @@ def test_a_reboot_that_is_refused_and_one_that_never_comes(
             device.reboot(timeout_s=2)
 
 
+def test_an_account_that_runs_no_commands_is_told_in_its_own_words(make_board: MakeBoard) -> None:
+    server, device = make_board()
+    said = "This account is currently not available."
+    keys = server.authorized_keys
+    keys.write_text(f'command="echo {said}; exit 1" {keys.read_text()}')
+    server.drop_connections()
+    for ask in (device.boot_id, device.properties, lambda: device.shell("true", check=False)):
+        with pytest.raises(DeviceCommandError) as caught:
+            ask()
+        assert str(caught.value).endswith(f": its shell failed with status 1: {said}")
+
+
 def test_a_reboot_while_which_nobody_is_let_in(make_board: MakeBoard, tmp_path: Path) -> None:
     """As by pam_nologin, until a machine has come up."""
     tools, boot = tmp_path / "tools", tmp_path / "boot_id"

@@ -10,6 +10,7 @@ from harness.errors import WrongUseError
     ("text", "kind", "serial", "host"),
     [
         ("R5CT10", "android", "R5CT10", None),
+        ("adb-X-y (2)._adb-tls@h", "android", "adb-X-y (2)._adb-tls", "h"),
         ("192.168.1.7:5555", "android", "192.168.1.7:5555", None),
         ("android:R5CT10@lab-3", "android", "R5CT10", "lab-3"),
         ("android:[::1]:5555@me@lab-3", "android", "[::1]:5555", "me@lab-3"),

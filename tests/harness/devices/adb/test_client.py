@@ -47,6 +47,26 @@ def test_twins_without_usb_ports_keep_their_serial() -> None:
     assert [entry.serial for entry in entries] == ["X1", "X1"]
 
 
+def test_a_device_without_a_serial_is_named_by_its_usb_port() -> None:
+    line = "(no serial number)     device usb:1-4 product:e3q transport_id:3\n"
+    (entry,) = parse_devices(line)
+    assert (entry.serial, entry.state, entry.usable) == ("usb:1-4", "device", True)
+    assert entry.shared_serial == "(no serial number)"
+    (entry,) = parse_devices("(no serial number) no permissions; see [http://x] transport_id:3")
+    assert (entry.serial, entry.state) == ("(no serial number)", "no permissions")
+
+
+def test_serials_with_blanks() -> None:
+    """As mDNS names a device whose name is taken, and as a state that a later adb may have."""
+    second = "adb-R5CR10-abc (2)._adb-tls-connect._tcp"
+    lines = f"{second} device product:x\n{second} offline\nX1 thinking usb:1-4\n"
+    assert [(entry.serial, entry.state) for entry in parse_devices(lines)] == [
+        (second, "device"),
+        (second, "offline"),
+        ("X1", "thinking"),
+    ]
+
+
 @given(st.text(max_size=200))
 def test_any_answer_is_survived(answer: str) -> None:
     for entry in parse_devices(answer):
