@@ -94,7 +94,7 @@ class Tokenizer(GenieBlock):
     path: Annotated[Text, WRITTEN] = TOKENIZER
 
 
-def _whole(value: float) -> float | int:
+def _shortest(value: float) -> float | int:
     return int(value) if value.is_integer() else value
 
 
@@ -102,7 +102,7 @@ class QuantParam(GenieBlock):
     """An integer q of a table means (q + offset) * scale."""
 
     scale: Positive
-    offset: Annotated[Number, PlainSerializer(_whole)]
+    offset: Annotated[Number, PlainSerializer(_shortest)]
 
 
 class Embedding(GenieBlock):
@@ -217,7 +217,7 @@ class DialogBlock(GenieBlock):
         return next(e for e in self.engines if e.role not in {"draft", "secondary"})
 
 
-_RESTING: Mapping[str, object] = {"poll": False, "cpu_mask": "0x0", "use_mmap": False}
+_ON_EMULATOR: Mapping[str, object] = {"poll": False, "cpu_mask": "0x0", "use_mmap": False}
 """Options of `QnnHtp` on the emulator: threads neither spin nor keep to a phone's big cores."""
 
 
@@ -318,14 +318,14 @@ class GenieConfig(GenieBlock):
     def for_emulator(self) -> "GenieConfig":
         """Return a copy for the emulator, where threads must not spin."""
 
-        def resting(engine: Engine) -> Engine:
+        def adapted(engine: Engine) -> Engine:
             htp = engine.backend.qnn_htp
             if htp is None:
                 return engine
-            backend = {"qnn_htp": htp.model_copy(update=_RESTING)}
+            backend = {"qnn_htp": htp.model_copy(update=_ON_EMULATOR)}
             return engine.model_copy(update={"backend": engine.backend.model_copy(update=backend)})
 
-        return self._with_engines(resting)
+        return self._with_engines(adapted)
 
     def _with_engines(self, change: Callable[[Engine], Engine]) -> "GenieConfig":
         engine = self.dialog.engine
@@ -354,8 +354,8 @@ def basic_dialog(
     Args:
         local_rope_theta: base of a second set of rotations, with the prefix `local_` of its inputs.
     """
-    resting = _RESTING if emulator else {}
-    htp = QnnHtp.model_validate({"kv_dim": head_dim, "allow_async_init": False, **resting})
+    changed = _ON_EMULATOR if emulator else {}
+    htp = QnnHtp.model_validate({"kv_dim": head_dim, "allow_async_init": False, **changed})
     first = PositionalEncoding(
         rope_dim=rotary_dim // 2, rope_theta=rope_theta, rope_scaling=rope_scaling
     )

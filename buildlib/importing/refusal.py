@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 
-class Refusal(Exception):  # noqa: N818  (never seen outside this package)
+class Refusal(Exception):  # noqa: N818  (importers turn it into an error)
     """A part of the source has no canonical form.
 
     Attributes:

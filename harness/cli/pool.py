@@ -54,7 +54,7 @@ PoolFile = Annotated[
 ]
 Name = Annotated[str, typer.Argument(help="Name of the device in the pool.")]
 
-_HEADINGS = ("name", "state", "since", "SoC", "against it", "token", "tags", "held by, or why")
+_HEADINGS = ("name", "state", "since", "SoC", "against it", "token", "tags", "holder or reason")
 _MOST_FAILURES = 3
 _WATCH_S = 1.0
 _LOOK_S = 1.0

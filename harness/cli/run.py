@@ -54,7 +54,7 @@ def run(
 ) -> None:
     """Run a plan: containers x devices x workloads, with retries; resumes after a crash.
 
-    Exits 1 if cells failed, 2 if devices alone kept it from measuring anything.
+    Exits 1 if cells failed, 2 if all that failed did so by their devices.
 
     Example: qnnfarm run PLAN.yaml --dry-run
     """

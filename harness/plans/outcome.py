@@ -133,7 +133,7 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """130: interrupted; 0: all done; 2: devices alone kept it from measuring; else 1."""
+        """130: interrupted; 0: all done; 2: all that failed did so by their devices; else 1."""
         if self.interrupted:
             return INTERRUPTED
         if self.count("done") == len(self.outcomes):

@@ -44,7 +44,7 @@ def judge(db: Connection, key: str, report: FailureReport, *, at: float, began: 
     db.execute(failure)
     if report.weight:
         if was_before:
-            excuse = "it failed there before, which counts once"
+            excuse = "it failed there before, and counts once a device"
         what = "not counted" if excuse else "counted"
         why = excuse or f"it weighs {report.weight:g}"
         add_event(db, key, at, f"{what}: {report.kind}", f"{report.description}; {why}")

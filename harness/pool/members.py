@@ -192,4 +192,4 @@ def describe_idle_recovery(name: str, row: DeviceRow) -> str:
         return ""
     step = f" ({row.step} was begun)" if row.step else ""
     recover = f"`qnnfarm pool recover {shlex.quote(name)}`"
-    return f"nobody works on it at the moment{step}; who next waits for it does, or {recover}"
+    return f"no process is recovering it{step}: the next one that waits for it will, or {recover}"

@@ -97,8 +97,8 @@ def to_markdown(gate: Gate) -> str:
     telling = [cell for cell in gate.cells if cell.verdict is not Verdict.NO_DIFFERENCE]
     quiet = [cell for cell in gate.cells if cell.verdict is Verdict.NO_DIFFERENCE]
     lines = [f"### qnnfarm gate: {gate.verdict}", "", _plain(sides(gate)), ""]
-    limits = f"{gate.threshold:.1%} is none, of perplexity up to {gate.perplexity_threshold:.1%}"
-    lines += [f"{_plain(summarize(gate))}. A loss up to {limits}.", ""]
+    limits = f"{gate.threshold:.1%} (perplexity: {gate.perplexity_threshold:.1%})"
+    lines += [f"{_plain(summarize(gate))}. Losses of up to {limits} are tolerated.", ""]
     if telling:
         lines += [*_table(telling), ""]
     if quiet:

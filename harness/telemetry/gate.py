@@ -167,7 +167,7 @@ def _opens(history: _History, alive: Mapping[str, float], gate: ThermalGate) -> 
 
 def _why_not(alive: Mapping[str, float], gate: ThermalGate, waited: float) -> str:
     if not alive:
-        return "no temperature that can be believed"
+        return "no zone gave a plausible temperature"
     zone = max(alive, key=alive.__getitem__)
     limit = "" if gate.max_temp_c is None else f" above {gate.max_temp_c:g} C"
     stable = "" if gate.stable_s is None else ", and not stable either"

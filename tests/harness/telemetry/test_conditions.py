@@ -89,7 +89,7 @@ def test_sensors_that_all_lie_are_no_pass(here: Here) -> None:
         file.write_text("-40000\n")
     (here.sysfs / "class/power_supply/battery/temp").write_text("9990\n")
     conditions = Conditions(max_temp_c=40.0, wake_lock=False)
-    refuse(here, conditions, "no temperature that can be believed")
+    refuse(here, conditions, "no zone gave a plausible temperature")
 
 
 def test_the_charge_window_and_the_battery_s_health(here: Here) -> None:

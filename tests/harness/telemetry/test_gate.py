@@ -78,7 +78,7 @@ def test_a_wait_is_told_once_and_only_if_there_is_one(begins_at_c: float, told: 
             (60, 60), "",
         ),
         # Sensors that all lie are not waited for long; those that come and go are.
-        (lambda _: {}, {}, "unavailable", (0, 10), "no temperature that can be believed"),
+        (lambda _: {}, {}, "unavailable", (0, 10), "no zone gave a plausible temperature"),
         (lambda t: {"cpu": 60 - t} if int(t) % 8 == 0 else {}, {}, "met", (0, 300), ""),
         # Only the zones asked for count.
         (
