@@ -46,7 +46,7 @@ from harness.results.metrics import Measurement
 from harness.results.records import DeviceInfo, WorkloadRecord
 from harness.results.store import ResultsStore
 from harness.runtimes.description import read_description
-from harness.runtimes.llama_cpp.runtime import LlamaCppDescription
+from plugins.other_runtimes.llama_cpp.runtime import LlamaCppDescription
 from plugins.virtual_android import manager
 from suites.models import tiny_llama
 from tests.command_line import qnnfarm

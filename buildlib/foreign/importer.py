@@ -7,13 +7,32 @@ import dataclasses
 import tempfile
 from os import PathLike
 from pathlib import Path
+from typing import Protocol, cast
 
 from buildlib.container.container import GenAIContainer
+from buildlib.entry_points import entry_names, load_entry
 from buildlib.errors import InputFileError
-from buildlib.foreign import executorch, mllm, powerserve
 from buildlib.foreign.artifact import ForeignArtifact, write_artifact
 from buildlib.paths import user_path
 from buildlib.targets import Target
+
+DOOR = "artifacts"
+
+
+class ArtifactReader(Protocol):
+    """Entry point of `qnnfarm.artifacts`, which is a module, by the name of the runtime."""
+
+    def is_artifact(self, path: Path) -> bool:
+        """Return whether a file or folder is of this runtime."""
+        ...
+
+    def read_artifact(self, path: Path, folder: Path, tokenizer: Path | None) -> ForeignArtifact:
+        """Read it; what has to be unpacked goes into a folder.
+
+        Args:
+            tokenizer: that the user named.
+        """
+        ...
 
 
 def import_artifact(
@@ -27,7 +46,7 @@ def import_artifact(
     eos: tuple[int, ...] = (),
     weight_sharing: bool | None = None,
 ) -> GenAIContainer:
-    """Write the container of an artifact: ExecuTorch's `.pte`, or a folder of mllm or PowerServe.
+    """Write the container of an artifact of any runtime that an installed package reads.
 
     A container there is replaced.
 
@@ -54,16 +73,10 @@ def import_artifact(
 
 
 def _read(path: Path, scratch: Path, tokenizer: Path | None) -> ForeignArtifact:
-    if powerserve.is_artifact(path):
-        artifact = powerserve.read_artifact(path, scratch)
-    elif mllm.is_artifact(path):
-        artifact = mllm.read_artifact(path)
-    elif path.is_dir():
-        raise InputFileError(
-            str(path),
-            "it is no folder of mllm, which has a *.bin and a config_X.json, nor of PowerServe, "
-            "which has model.json and qnn/config.json",
-        )
-    else:
-        return executorch.read_artifact(path, scratch, tokenizer)
-    return dataclasses.replace(artifact, tokenizer=tokenizer or artifact.tokenizer)
+    names = entry_names(DOOR)
+    for reader in (cast("ArtifactReader", load_entry(DOOR, name)) for name in names):
+        if reader.is_artifact(path):
+            artifact = reader.read_artifact(path, scratch, tokenizer)
+            return dataclasses.replace(artifact, tokenizer=tokenizer or artifact.tokenizer)
+    reason = f"no installed package imports it; there are readers for {', '.join(names)}"
+    raise InputFileError(str(path), reason)

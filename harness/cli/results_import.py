@@ -7,8 +7,9 @@ import typer
 
 from harness.cli.arguments import Database, Json
 from harness.cli.bench_options import Label, parse_labels
+from harness.cli.completion import offering
 from harness.console import answers, print_json, print_remark
-from harness.importing.importer import Imported, ImportFacts, Tool, read_runs, store_runs
+from harness.importing.importer import Imported, ImportFacts, read_runs, store_runs, tools
 from harness.moments import parse_moment
 from harness.results.store import ResultsStore
 from harness.words import pluralize
@@ -21,7 +22,11 @@ def import_results(
     ],
     db: Database = "results.db",
     tool: Annotated[
-        Tool | None, typer.Option(help="Tool that wrote them; by default found by the content.")
+        str | None,
+        typer.Option(
+            help="Tool that wrote them; by default found by the content.",
+            autocompletion=offering(lambda: [(name, "") for name in tools()]),
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Name of the model; by default the file's, or its name.")

@@ -8,16 +8,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
 
 from pydantic import ValidationError
 
+from buildlib.entry_points import entry_names, load_entry
 from buildlib.validation import first_fault
-from harness.errors import HostFileError
-from harness.importing import ai_hub, json_files, llama_bench, logs
-from harness.importing.json_files import Reader, of_entries
-from harness.importing.records import ForeignRun, UnreadableError
+from harness.errors import HostFileError, WrongUseError
+from harness.importing import ai_hub
+from harness.importing.json_files import of_entries, read_genie_profile
+from harness.importing.records import FileFormat, ForeignRun, UnreadableError
 from harness.results import provenance, published
 from harness.results.nights import PAUSE
 from harness.results.records import (
@@ -30,26 +32,24 @@ from harness.results.records import (
     new_run_id,
 )
 from harness.results.store import ResultsStore
-from harness.runtimes.executorch import OBSERVER
 
 MAX_FILE_BYTES = 64 << 20
 
 
-class Tool(StrEnum):
-    """Tools whose files can be imported."""
-
-    LLAMA_BENCH = "llama-bench"
-    GENIE = "genie"
-    GENIEX = "geniex-bench"
-    EXECUTORCH = "executorch"
-    ETDUMP = "etdump"
-    MLLM = "mllm"
-    AI_HUB = "ai-hub"
-    LLAMA_CPP = "llama.cpp"
-    PUBLISHED = "qnnfarm"
-
-
-_LOGS = {Tool.ETDUMP, Tool.MLLM, Tool.LLAMA_CPP}
+DOOR = "importers"
+"""Entry points of readers: tuples of `FileFormat`, by the name of the tool whose files they are."""
+PUBLISHED = "qnnfarm"
+_FORMATS: Mapping[str, tuple[FileFormat, ...]] = MappingProxyType(
+    {
+        "genie": (FileFormat('"components"', of_entries(read_genie_profile)),),
+        "ai-hub": (
+            FileFormat('"execution_summary"', of_entries(ai_hub.read_profile)),
+            FileFormat(
+                "^ *performance_metrics:", of_entries(ai_hub.read_published, ai_hub.read_models)
+            ),
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,73 +84,26 @@ class Imported:
         lines: on which each of them begins.
         refused: lines that were left out, each with its number and the reason.
         known: number of runs that were stored before.
+        kind: of artifact that the file is kept as.
     """
 
-    tool: Tool
+    tool: str
     file: str
     text: str
     runs: tuple[Run, ...]
     lines: tuple[int, ...]
     refused: tuple[tuple[int, str], ...]
     known: int = 0
+    kind: Literal["profile", "log"] = "profile"
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """One kind of file of a tool, and a text that only such files have."""
-
-    tool: Tool
-    mark: re.Pattern[str]
-    read: Reader
-
-
-_FORMATS = tuple(
-    _Format(tool, re.compile(mark, re.MULTILINE), read)
-    for tool, mark, read in (
-        (Tool.LLAMA_BENCH, '"samples_ts"', of_entries(llama_bench.read_test)),
-        (
-            Tool.LLAMA_BENCH,
-            '^"?build_commit"?,',
-            of_entries(llama_bench.read_test, llama_bench.read_csv),
-        ),
-        (
-            Tool.LLAMA_BENCH,
-            r"^INSERT INTO \w+ \(build_commit",
-            of_entries(llama_bench.read_test, llama_bench.read_sql),
-        ),
-        (
-            Tool.LLAMA_BENCH,
-            r"\| *t/s *\|",
-            of_entries(llama_bench.read_test, llama_bench.read_markdown),
-        ),
-        (Tool.GENIE, '"components"', of_entries(json_files.read_genie_profile)),
-        (Tool.AI_HUB, '"execution_summary"', of_entries(ai_hub.read_profile)),
-        (
-            Tool.AI_HUB,
-            "^ *performance_metrics:",
-            of_entries(ai_hub.read_published, ai_hub.read_models),
-        ),
-        (Tool.GENIEX, '"prefill_tps"', of_entries(json_files.read_geniex_bench)),
-        (
-            Tool.EXECUTORCH,
-            '"benchmarkModel"|"benchmark_values"',
-            json_files.read_executorch_benchmark,
-        ),
-        (Tool.EXECUTORCH, r"PyTorchObserver |\(tokens/second\)", logs.read_executorch),
-        (Tool.ETDUMP, "event_block_name| inference took ", logs.read_etdump),
-        (Tool.MLLM, "Prefill Speed|Performance Summary", logs.read_mllm),
-        (
-            Tool.MLLM,
-            "^schema_version,git_commit,",
-            of_entries(logs.read_mllm_means, logs.read_mllm_csv),
-        ),
-        (Tool.LLAMA_CPP, r" eval time = |\[ Prompt: [0-9.]+ t/s", logs.read_llama_timings),
-    )
-)
+def tools() -> tuple[str, ...]:
+    """Return the names of all tools whose files can be imported."""
+    return *_FORMATS, *entry_names(DOOR)
 
 
 def read_runs(
-    path: Path, facts: ImportFacts | None = None, *, tool: Tool | None = None, skip: bool = False
+    path: Path, facts: ImportFacts | None = None, *, tool: str | None = None, skip: bool = False
 ) -> Imported:
     """Read a file of another tool as runs of ours, and store nothing.
 
@@ -167,18 +120,18 @@ def read_runs(
         return _read_published(path, facts)
     content, changed_at = _read(path)
     text = _decode(content)
-    file_format = _find_format(path, content, text, tool)
+    tool, file_format = _find_format(path, text, tool)
     faults: list[tuple[int, str]] = []
     foreign = tuple(_collect(file_format.read(text), faults))
     known_by, group_id = b"", new_run_id()
     runs: dict[int, Run] = {}
     for number, (each, swept) in enumerate(zip(foreign, _sweeps(foreign), strict=True)):
-        alone = hashlib.sha256(f"{file_format.tool}\n{each.source}".encode())
+        alone = hashlib.sha256(f"{tool}\n{each.source}".encode())
         known_by = hashlib.sha256(
             known_by + alone.digest() + str(facts.created_at).encode()
         ).digest()
         sha256 = alone.hexdigest() if each.created_at else known_by.hex()
-        origin = Origin(tool=file_format.tool, file=path.name, sha256=sha256)
+        origin = Origin(tool=tool, file=path.name, sha256=sha256)
         end = (facts.created_at or changed_at) - timedelta(seconds=each.before_end_s)
         began = end if facts.created_at else each.created_at or end
         labels = {**swept, **each.labels, **facts.labels}
@@ -191,9 +144,17 @@ def read_runs(
     if faults and not (skip and runs):
         raise HostFileError(path.name, _in_words(faults))
     if not runs:
-        raise HostFileError(path.name, f"it has no results that {file_format.tool} writes")
+        raise HostFileError(path.name, f"it has no results that {tool} writes")
     lines = tuple(foreign[number].line for number in runs)
-    return Imported(file_format.tool, path.name, text, tuple(runs.values()), lines, tuple(faults))
+    return Imported(
+        tool,
+        path.name,
+        text,
+        tuple(runs.values()),
+        lines,
+        tuple(faults),
+        kind=file_format.kind,
+    )
 
 
 def store_runs(store: ResultsStore, found: Imported) -> Imported:
@@ -206,7 +167,7 @@ def store_runs(store: ResultsStore, found: Imported) -> Imported:
     Raises:
         ArtifactError: the file cannot be kept; nothing is stored.
     """
-    if found.tool is Tool.PUBLISHED:
+    if found.tool == PUBLISHED:
         runs = store.add_runs(found.runs)
         return replace(found, runs=runs, known=len(found.runs) - len(runs))
     origins = store.known_origins(found.tool)
@@ -218,8 +179,7 @@ def store_runs(store: ResultsStore, found: Imported) -> Imported:
     if runs:
         first = 1 if len(runs) == len(found.runs) else min(line for _, line in new.values())
         content = "\n".join(found.text.split("\n")[first - 1 :]).encode()
-        is_log = found.tool in _LOGS or "(tokens/second)" in found.text or OBSERVER in found.text
-        runs = store.import_runs(runs, found.file, content, "log" if is_log else "profile")
+        runs = store.import_runs(runs, found.file, content, found.kind)
     return replace(found, runs=runs, known=len(found.runs) - len(runs))
 
 
@@ -232,7 +192,7 @@ def _read_published(folder: Path, facts: ImportFacts) -> Imported:
         runs = tuple(
             run.model_copy(update={"labels": {**run.labels, **facts.labels}}) for run in runs
         )
-    return Imported(Tool.PUBLISHED, path.name, text, runs, (), ())
+    return Imported(PUBLISHED, path.name, text, runs, (), ())
 
 
 def _read(path: Path) -> tuple[bytes, datetime]:
@@ -253,16 +213,16 @@ def _decode(content: bytes) -> str:
     return content.decode("utf-16" if is_wide else "utf-8-sig", "replace")
 
 
-def _find_format(path: Path, content: bytes, text: str, tool: Tool | None) -> _Format:
-    for each in _FORMATS:
-        if tool in {None, each.tool} and each.mark.search(text):
-            return each
-    if b"ED00" in content[:16]:  # the identifier of its FlatBuffers file
-        reason = "it is an ETDump itself: import what executorch.devtools.Inspector prints of it"
-    elif tool is not None:
+def _find_format(path: Path, text: str, tool: str | None) -> tuple[str, FileFormat]:
+    if tool is not None and tool not in tools():
+        raise WrongUseError(f"--tool {tool[:80]!r} is none of {', '.join(tools())}")
+    for name in tools() if tool is None else (tool,):
+        for each in _FORMATS.get(name) or load_entry(DOOR, name):
+            if re.search(each.mark, text, re.MULTILINE):
+                return name, each
+    reason = f"no known tool writes this: --tool is one of {', '.join(tools())}"
+    if tool is not None:
         reason = f"it has no results that {tool} writes"
-    else:
-        reason = f"no known tool writes this: --tool is one of {', '.join(Tool)}"
     raise HostFileError(path.name, reason)
 
 

@@ -1,26 +1,16 @@
-"""Readers of JSON: profiles of Genie, results of geniex-bench and of ExecuTorch's apps.
+"""Reader of JSON, and of Genie's profiles.
 
-Sources:
-    Genie: "Genie Profile" in the Genie documentation, docs.qualcomm.com 80-63442-10.
-    geniex-bench: see `harness.runtimes.geniex`.
-    ExecuTorch: https://github.com/pytorch/executorch, `extension/benchmark`: what the app writes
-        (`BenchmarkMetric`), and the same as records of PyTorch's benchmark database
-        (`.github/scripts/extract_benchmark_results.py`).
+Source of the latter: "Genie Profile" in the Genie documentation, docs.qualcomm.com 80-63442-10.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from pathlib import PureWindowsPath
 
-from harness.importing.records import Entries, ForeignRun, UnreadableError
-from harness.runtimes import geniex
+from harness.importing.records import Entries, ForeignRun, Reader, UnreadableError
 from harness.runtimes.genie.output import REQUIRED, figures_of
-from harness.runtimes.json_values import UNREADABLE, Entry, is_scalar, number, reason_of
-
-Reader = Callable[[str], Iterator[ForeignRun | UnreadableError]]
-"""Reads a file's text; it raises `UnreadableError` where it cannot go on."""
+from harness.runtimes.json_values import UNREADABLE, Entry, reason_of
 
 _MOST_FAULTS = 1000
 """Lines that cannot be read, after which the rest of a file is not looked at."""
@@ -128,110 +118,6 @@ def read_genie_profile(line: int, entry: Entry) -> Iterator[ForeignRun]:
             of_dialog = {}
     if not has_query:
         raise UnreadableError(line, "the Genie profile has no query with figures")
-
-
-def read_geniex_bench(line: int, entry: Entry) -> Iterator[ForeignRun]:
-    """Read one cell of geniex-bench, a repetition for each of its runs."""
-    path = PureWindowsPath(str(entry["model_path"]))
-    params = {key: value for key, value in entry["params"].items() if is_scalar(value)}
-    versions = {name: entry.get(f"{name}_version") for name in ("qairt", "llama_cpp")}
-    yield ForeignRun(
-        line,
-        "geniex-bench",
-        source=canonical(entry),
-        model=path.stem if path.suffix == ".gguf" else path.name,
-        device_model=f"{entry['device']} ({entry['plugin']})",
-        container_bytes=int(number(entry.get("model_size_bytes") or 0)) or None,
-        new_tokens=int(number(params.pop("n_gen"))),
-        settings=params,
-        versions={name: str(version) for name, version in versions.items() if version},
-        labels={} if entry["cell_id"] == "cell" else {"cell": str(entry["cell_id"])},
-        repetitions=[geniex.figures_of(run) for run in entry["runs"]],
-    )
-
-
-_EXECUTORCH = {
-    "avg_inference_latency(ms)": ("inference_s", 1e-3),
-    "model_load_time(ms)": ("init_s", 1e-3),
-    "llm_model_load_time(ms)": ("init_s", 1e-3),
-    "generate_time(ms)": ("elapsed_s", 1e-3),
-    "token_per_sec": ("decode_tokens_per_s", 1.0),
-    "peak_inference_mem_usage(mb)": ("inference_peak_bytes", 2.0**20),
-}
-
-
-def read_executorch_benchmark(text: str) -> Iterator[ForeignRun | UnreadableError]:
-    """Read figures of ExecuTorch's benchmark app: those of one model on one device are a run."""
-    runs: dict[tuple[object, ...], ForeignRun] = {}
-    failures = set[tuple[object, ...]]()
-    for item in read_entries(text):
-        if isinstance(item, UnreadableError):
-            yield item
-            continue
-        line, entry = item
-        try:
-            by_app = "benchmarkModel" in entry
-            run, name, values = _app_figure(*item) if by_app else _database_figure(*item)
-            key = (
-                run.model,
-                run.precision,
-                run.device_model,
-                run.created_at,
-                *run.versions.values(),
-            )
-            if name == "FAILURE_REPORT" or (name == "load_status" and any(values)):
-                failures.add(key)
-                raise ValueError("the job failed, it has no figures")
-            run = runs.setdefault(key, run)
-            run.source += canonical(entry)
-            if name in _EXECUTORCH:
-                metric, scale = _EXECUTORCH[name]
-                if metric in {"init_s", "inference_peak_bytes"}:
-                    run.session[metric] = values[0] * scale
-                    continue
-                run.repetitions += [{} for _ in values[len(run.repetitions) :]]
-                for repetition, value in zip(run.repetitions, values, strict=False):
-                    repetition[metric] = value * scale
-        except UNREADABLE as error:
-            yield UnreadableError(line, reason_of(error))
-    yield from (run for key, run in runs.items() if key not in failures)
-
-
-def _app_figure(line: int, entry: Entry) -> tuple[ForeignRun, str, list[float]]:
-    model, device = entry["benchmarkModel"], entry["deviceInfo"]
-    kind = " ".join((str(device["device"]), str(device["arch"])))
-    names = (kind, device["os"], model.get("backend"))
-    run = ForeignRun(
-        line,
-        "ExecuTorch benchmark",
-        source="",
-        model=str(model["name"]),
-        precision=model.get("quantization") or None,
-        device_model=", ".join(str(name) for name in names if name),
-    )
-    return run, str(entry["metric"]), [number(entry["actualValue"])]
-
-
-def _database_figure(line: int, entry: Entry) -> tuple[ForeignRun, str, list[float]]:
-    model, metric = entry["model"], entry["metric"]
-    runner = next(iter(entry.get("runners") or [{}]))
-    names = (runner.get("name"), runner.get("type"), model.get("backend"))
-    commit = entry.get("head_sha")
-    run = ForeignRun(
-        line,
-        "ExecuTorch benchmark",
-        source="",
-        model=str(model["name"]),
-        device_model=", ".join(str(name) for name in names if name) or None,
-        created_at=moment_of(float(entry.get("timestamp") or 0)),
-        versions={"executorch": str(commit)} if commit else {},
-    )
-    values = metric["benchmark_values"]
-    return (
-        run,
-        str(metric["name"]),
-        [number(v) for v in (values if isinstance(values, list) else [values])],
-    )
 
 
 def canonical(entry: Entry) -> str:

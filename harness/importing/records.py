@@ -1,8 +1,9 @@
 """Records that readers of other tools' files give: runs as a file tells of them, and faults."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Literal
 
 from harness.errors import MetricError
 from harness.results.metrics import Measurement
@@ -23,6 +24,8 @@ class UnreadableError(ValueError):
         self.reason = reason
 
 
+Reader = Callable[[str], "Iterator[ForeignRun | UnreadableError]"]
+"""Reads a file's text; it raises `UnreadableError` where it cannot go on."""
 Entries = Iterator[tuple[int, Entry] | UnreadableError]
 """What a file tells of each test, with its line."""
 
@@ -82,3 +85,17 @@ class ForeignRun:
         if not result:
             raise UnreadableError(self.line, "it has no figure")
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """One kind of file of a tool.
+
+    Attributes:
+        mark: regular expression of a text that only such files have.
+        kind: of artifact that the file is kept as.
+    """
+
+    mark: str
+    read: Reader
+    kind: Literal["profile", "log"] = "profile"

@@ -21,9 +21,6 @@ _MODULES: Mapping[str, str] = MappingProxyType(
     {
         "genie": "harness.runtimes.genie.runtime",
         "graph": "harness.runtimes.graph.runtime",
-        "llama.cpp": "harness.runtimes.llama_cpp.runtime",
-        "geniex-bench": "harness.runtimes.geniex",
-        "executorch": "harness.runtimes.executorch",
         "mllm": "harness.runtimes.mllm",
     }
 )

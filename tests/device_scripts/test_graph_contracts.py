@@ -13,9 +13,9 @@ from buildlib.targets import parse_target
 from harness.errors import WrongUseError
 from harness.runtimes.registry import open_model
 from suites.models import tiny_llama
-from tests.buildlib.foreign import half_floats
 from tests.conftest import made_once
 from tests.device_scripts.conftest import Runner
+from tests.plugins.other_runtimes.executorch import half_floats
 from tools.tiny_llama.numpy_model import logits
 
 PROMPT = (42, 79, 260, 823, 267, 1240, 13, 269, 260, 624, 79)

@@ -24,8 +24,8 @@ from buildlib.toolchains.base import GraphPorts, TensorInfo
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from suites.models import tiny_llama
-from tests.buildlib.foreign.pte import program_with
 from tests.buildlib.onnx_models import model_of
+from tests.plugins.other_runtimes.executorch.pte import program_with
 from tools.tiny_llama.architecture import Architecture
 from tools.tiny_llama.gguf_file import write_gguf
 from tools.tiny_llama.numpy_model import load_weights

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildlib.errors import InputFileError
-from buildlib.foreign.executorch import ExecutorchProgram, read_artifact
-from tests.buildlib.foreign import pte
+from plugins.other_runtimes.executorch.program import ExecutorchProgram, read_artifact
+from tests.plugins.other_runtimes.executorch import pte
 
 
 @pytest.mark.parametrize(("path", "shared"), [(pte.SEGMENTS, False), (pte.INLINE, True)])

@@ -16,7 +16,7 @@ from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.errors import InputFileError
 from buildlib.files import check_file
 from buildlib.foreign.artifact import ForeignArtifact
-from buildlib.foreign.flatbuffer import Buffer, Table, read_at
+from plugins.other_runtimes.executorch.flatbuffer import Buffer, Table, read_at
 
 _MAGIC, _EXTENDED = b"ET12", b"eh00"
 _BACKEND, _OPTIONS = "QnnBackend", "qnn_compile_spec"
@@ -151,6 +151,14 @@ def _binary(data: Buffer, start: int, size: int) -> tuple[int, int]:
     if not _HEAD <= size - length <= _PADDED_HEAD:
         raise ValueError(f"a payload of {size} bytes says that its binary has {length}")
     return start + size - length, length
+
+
+def is_artifact(path: Path) -> bool:
+    """Return whether it is a file of that name, or that begins as such a file."""
+    if path.suffix == ".pte" or not path.is_file():
+        return path.suffix == ".pte"
+    with path.open("rb") as file:
+        return file.read(8)[4:] == _MAGIC
 
 
 def read_artifact(path: Path, folder: Path, tokenizer: Path | None) -> ForeignArtifact:

@@ -1,20 +1,24 @@
-"""Readers of llama-bench's results in all forms of its `-o`: json, jsonl, csv, sql and md.
+"""Readers of what llama.cpp's programs print, and of llama-bench's results in all forms of `-o`.
 
-Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/llama-bench, "Output formats". JSON
-has each repetition; the other forms have only the mean of a test, which becomes its one repetition.
-A table in markdown has no time, and names its settings as llama-bench shows them (`ngl`).
+Sources: see `plugins.other_runtimes.llama_cpp.output` for what they print; "Output formats" of
+https://github.com/ggml-org/llama.cpp/tree/master/tools/llama-bench: json, jsonl, csv, sql and md.
+JSON has each repetition; the other forms have only the mean of a test, which becomes its one
+repetition. A table in markdown has no time, and names its settings as llama-bench shows them.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import PureWindowsPath
 
 from harness.importing.csv_files import read_rows
-from harness.importing.json_files import canonical
-from harness.importing.records import Entries, ForeignRun, UnreadableError
+from harness.importing.json_files import canonical, of_entries
+from harness.importing.logs import log_lines
+from harness.importing.records import Entries, FileFormat, ForeignRun, UnreadableError
 from harness.runtimes.json_values import UNREADABLE, Entry, reason_of
-from harness.runtimes.llama_cpp.output import LlamaBenchTest
+from plugins.other_runtimes.llama_cpp.output import LlamaBenchTest, timings_of
+from plugins.other_runtimes.log_queries import LogQuery, count_of, query_of
 
 
 def read_test(line: int, entry: Entry) -> Iterator[ForeignRun]:
@@ -143,3 +147,57 @@ def _parsed(text: str) -> object:
 def _moment(text: object) -> datetime:
     moment = datetime.fromisoformat(str(text))
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+_WITH_PROMPT = 0.1
+"""The part of the prompt's time by which a load that holds this is longer, at most."""
+_LLAMA_FACTS = {
+    "build": (re.compile(r"\bbuild(?:: | = )([0-9]{1,9}) \(([0-9a-f]{4,40})\)"), r"\2 (\1)"),
+    "model": (re.compile(r"loaded meta data with .{1,80} from (.{1,1000}?) \(version "), r"\1"),
+    "precision": (re.compile(r"(?:file type|model ftype) += +(\S.{0,60})"), r"\1"),
+    "device": (re.compile(r"using device (\S{1,60}) \((.{1,200}?)\)(?: |$)"), r"\2, \1"),
+}
+
+
+def read_llama_timings(text: str) -> Iterator[ForeignRun]:
+    """Read what llama.cpp's programs print at their end, and its server after each request.
+
+    The time to load is llama.cpp's: until the end of its first evaluation, a warm-up. Without one
+    that is the prompt, and the time is left out.
+    """
+    queries: list[LogQuery] = []
+    process: dict[str, str] = {}
+    for number, line in enumerate(log_lines(text), 1):
+        for name, (pattern, fact) in _LLAMA_FACTS.items():
+            if (match := pattern.search(line)) is not None:
+                process = {} if name in process else process  # told again: it is the next one
+                process = {**process, name: match.expand(fact)}
+        if figures := timings_of(line):
+            query = query_of(queries, number, process, None, figures.keys())
+            query.figures |= figures
+            query.source += line
+    for query in queries:
+        process, figures = dict(query.process), query.figures
+        if 0 <= figures.get("init_s", 0.0) / figures.get("ttft_s", math.inf) - 1 < _WITH_PROMPT:
+            del figures["init_s"]
+        yield ForeignRun(
+            query.line,
+            "llama.cpp",
+            source=query.source,
+            model=PureWindowsPath(process.get("model", "")).stem,
+            precision=process.get("precision"),
+            prompt_tokens=count_of(query, "prompt_tokens"),
+            new_tokens=count_of(query, "generated_tokens"),
+            device_model=process.get("device"),
+            versions={"llama.cpp": process["build"]} if "build" in process else {},
+            repetitions=[figures],
+        )
+
+
+LLAMA_BENCH = (
+    FileFormat('"samples_ts"', of_entries(read_test)),
+    FileFormat('^"?build_commit"?,', of_entries(read_test, read_csv)),
+    FileFormat(r"^INSERT INTO \w+ \(build_commit", of_entries(read_test, read_sql)),
+    FileFormat(r"\| *t/s *\|", of_entries(read_test, read_markdown)),
+)
+LLAMA_CPP = (FileFormat(r" eval time = |\[ Prompt: [0-9.]+ t/s", read_llama_timings, "log"),)

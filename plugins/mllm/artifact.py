@@ -31,20 +31,21 @@ def is_artifact(path: Path) -> bool:
     return has_config and (path.match(_BINARY) or any(path.glob(_BINARY)))
 
 
-def read_artifact(path: Path) -> ForeignArtifact:
+def read_artifact(path: Path, scratch: Path, tokenizer: Path | None) -> ForeignArtifact:
     """Read a folder, or the one around a binary."""
+    del scratch, tokenizer
     folder = path if path.is_dir() else path.parent
     binary = _only(folder, _BINARY) if path.is_dir() else path
     file = _only(folder, _CONFIG if any(folder.glob(_CONFIG)) else _PLAIN_CONFIG)
     config = read_object(file, _Config)
-    tokenizer, ends = folder / TOKENIZER_FILE, config.eos_token_id
+    own, ends = folder / TOKENIZER_FILE, config.eos_token_id
     return ForeignArtifact(
         path,
         name=path.resolve().stem,
         contract="mllm",
         binaries=(binary,),
         files={one.name: one for one in (binary, file)},
-        tokenizer=tokenizer if tokenizer.is_file() else None,
+        tokenizer=own if own.is_file() else None,
         bos=config.bos_token_id,
         eos=(ends,) if isinstance(ends, int) else ends,
         architecture=config.model_type,

@@ -42,9 +42,9 @@ from harness.runtimes.description import (
     read_description,
 )
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.llama_cpp.output import parse_bench, parse_chunks, parse_timings
 from harness.runtimes.run_folder import RunOutcome
 from harness.runtimes.tokenizer import load_tokenizer
+from plugins.other_runtimes.llama_cpp.output import parse_bench, parse_chunks, parse_timings
 
 MODEL = "model.gguf"
 BENCH, COMPLETION, OLD_COMPLETION, PERPLEXITY = (

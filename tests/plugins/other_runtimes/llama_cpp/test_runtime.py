@@ -20,15 +20,15 @@ from harness.errors import (
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationRequest, RuntimeOptions, SpeedRequest
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.llama_cpp.output import parse_timings
-from harness.runtimes.llama_cpp.runtime import LlamaCppModel, LlamaCppRuntime, open_model
 from harness.runtimes.run_folder import RunOutcome
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.perplexity import Perplexity, float_perplexity
 from harness.workloads.session import Session
+from plugins.other_runtimes.llama_cpp.output import parse_timings
+from plugins.other_runtimes.llama_cpp.runtime import LlamaCppModel, LlamaCppRuntime, open_model
 from suites.models import tiny_llama
-from tests.harness.runtimes.llama_cpp.description import describe
+from tests.plugins.other_runtimes.llama_cpp.description import describe
 from tests.system import needs
 from tools.tiny_llama.architecture import Architecture
 from tools.tiny_llama.gguf_file import write_gguf
@@ -138,12 +138,12 @@ def test_a_lost_end_is_run_again_and_told(
         logs.append(log)
         return parse_timings(log) if len(logs) > 1 else None
 
-    monkeypatch.setattr("harness.runtimes.llama_cpp.runtime.parse_timings", parse_later)
+    monkeypatch.setattr("plugins.other_runtimes.llama_cpp.runtime.parse_timings", parse_later)
     result = runtime.generate(GenerationRequest(8, prompt=PROMPT))
     assert result.retries == len(logs) - 1 >= 1
     assert result.text == greedy(PROMPT, 8)
-    monkeypatch.setattr("harness.runtimes.llama_cpp.runtime.parse_timings", lambda _log: None)
-    monkeypatch.setattr("harness.runtimes.llama_cpp.runtime._TRIES", 2)
+    monkeypatch.setattr("plugins.other_runtimes.llama_cpp.runtime.parse_timings", lambda _log: None)
+    monkeypatch.setattr("plugins.other_runtimes.llama_cpp.runtime._TRIES", 2)
     with pytest.raises(RuntimeOutputError, match="completion lost the end of its output 2 times"):
         runtime.generate(GenerationRequest(2, prompt="A"))
 

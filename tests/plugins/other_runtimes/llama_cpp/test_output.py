@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from harness.errors import RuntimeOutputError
 from harness.runtimes.description import read_description
-from harness.runtimes.llama_cpp.output import parse_bench, parse_chunks, parse_timings
-from harness.runtimes.llama_cpp.runtime import LlamaCppDescription
+from plugins.other_runtimes.llama_cpp.output import parse_bench, parse_chunks, parse_timings
+from plugins.other_runtimes.llama_cpp.runtime import LlamaCppDescription
 
 TIMINGS = """\
 0.00.213.811 I common_perf_print:        load time =     102.92 ms

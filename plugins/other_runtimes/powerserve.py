@@ -67,11 +67,12 @@ def is_artifact(path: Path) -> bool:
     return (path / _CONFIG).is_file() or (path / _WORKSPACE).is_file()
 
 
-def read_artifact(path: Path, folder: Path) -> ForeignArtifact:
+def read_artifact(path: Path, folder: Path, tokenizer: Path | None) -> ForeignArtifact:
     """Read a model folder; its table of embeddings goes into another folder.
 
     The keys and values of a system prompt that it may have are left out.
     """
+    del tokenizer
     source = path
     if (path / _WORKSPACE).is_file():
         source = path / read_object(path / _WORKSPACE, _Workspace).model_main
@@ -88,7 +89,7 @@ def read_artifact(path: Path, folder: Path) -> ForeignArtifact:
     names = dict.fromkeys(graph.model_path for graph in (*chunks, *graphs.embeddings))
     binaries = tuple(source / "qnn" / name for name in names)
     keys = GgufHeader.read(source / _VOCABULARY).keys
-    rope, tokenizer = model.llm_config.rope_config, source / TOKENIZER_FILE
+    rope, own = model.llm_config.rope_config, source / TOKENIZER_FILE
     eos = _token(keys, "eos_token_id")
     return ForeignArtifact(
         path,
@@ -96,7 +97,7 @@ def read_artifact(path: Path, folder: Path) -> ForeignArtifact:
         contract="powerserve",
         binaries=binaries,
         files={one.name: one for one in (*binaries, source / _CONFIG, source / _WEIGHTS)},
-        tokenizer=tokenizer if tokenizer.is_file() else None,
+        tokenizer=own if own.is_file() else None,
         bos=_token(keys, "bos_token_id") if keys.get("tokenizer.ggml.add_bos_token", True) else -1,
         eos=() if eos is None else (eos,),
         architecture=model.model_arch,

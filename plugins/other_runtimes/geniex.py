@@ -7,7 +7,7 @@ Source: https://github.com/qualcomm/GenieX (BSD-3-Clause), `sdk/benchmark/README
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
@@ -17,6 +17,8 @@ from harness.deploy.deployment import DeployFile
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
+from harness.importing.json_files import canonical, of_entries
+from harness.importing.records import FileFormat, ForeignRun
 from harness.runtimes.base import GenerationResult, RuntimeOptions, SpeedRequest
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.description import (
@@ -28,7 +30,7 @@ from harness.runtimes.description import (
     read_description,
 )
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.json_values import UNREADABLE, Entry, number, reason_of
+from harness.runtimes.json_values import UNREADABLE, Entry, is_scalar, number, reason_of
 
 _METRICS: Mapping[str, tuple[str, float]] = MappingProxyType(
     {
@@ -175,3 +177,26 @@ class GeniexModel(DescribedModel[GeniexDescription]):
         command = ("env", *_ENVIRONMENT, *self.environment, f"./{_PROGRAM}")
         words = (*command, *arguments, *description.arguments)
         return GeniexBenchRuntime(device, properties, bundle, options, words, self)
+
+
+def read_geniex_bench(line: int, entry: Entry) -> Iterator[ForeignRun]:
+    """Read one cell of geniex-bench, a repetition for each of its runs."""
+    path = PureWindowsPath(str(entry["model_path"]))
+    params = {key: value for key, value in entry["params"].items() if is_scalar(value)}
+    versions = {name: entry.get(f"{name}_version") for name in ("qairt", "llama_cpp")}
+    yield ForeignRun(
+        line,
+        "geniex-bench",
+        source=canonical(entry),
+        model=path.stem if path.suffix == ".gguf" else path.name,
+        device_model=f"{entry['device']} ({entry['plugin']})",
+        container_bytes=int(number(entry.get("model_size_bytes") or 0)) or None,
+        new_tokens=int(number(params.pop("n_gen"))),
+        settings=params,
+        versions={name: str(version) for name, version in versions.items() if version},
+        labels={} if entry["cell_id"] == "cell" else {"cell": str(entry["cell_id"])},
+        repetitions=[figures_of(run) for run in entry["runs"]],
+    )
+
+
+FORMATS = (FileFormat('"prefill_tps"', of_entries(read_geniex_bench)),)

@@ -1,0 +1,1 @@
+"""mllm: its ahead-of-time flow, its runners, and what they print."""
