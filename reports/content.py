@@ -1,7 +1,7 @@
 """Content of a report: the results of a store, and the sections that they fall into."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,6 +31,7 @@ from reports import text
 from reports.changes import ShownChange
 from reports.history import SeriesGroup
 from reports.summary import (
+    UNCHECKED,
     Matrix,
     PerplexityRow,
     SummaryRow,
@@ -49,6 +50,8 @@ _PERPLEXITIES = {
     PERPLEXITY_FLOAT: "float on host",
     PERPLEXITY_QUANTIZED: "quantized on CPU",
 }
+_MOST_OPEN = 12
+"""Rows that are read whole though there are matrices."""
 MANY_ROWS = 3
 """Remarks that so many rows of a section share, and a tenth of them, are said once."""
 MOST_IN_FULL = 200
@@ -164,6 +167,15 @@ class Section:
     def matrices(self) -> tuple[Matrix, ...]:
         """The rows again, a metric at a time."""
         return find_matrices(self.rows)
+
+    def doubt(self, row: SummaryRow, said: Container[str]) -> str:
+        """Return the warning about a row's output, unless it is said of many rows at once."""
+        return "" if row.output == "unchecked" and UNCHECKED in said else row.doubt
+
+    @property
+    def folded(self) -> bool:
+        """True where its matrices are read in place of so many rows."""
+        return len(self.rows) > _MOST_OPEN and bool(self.matrices)
 
     @property
     def step_metrics(self) -> tuple[Metric, ...]:

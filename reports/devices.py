@@ -15,7 +15,7 @@ from harness.results.identity import Subject, container_name, device_name, place
 from harness.results.metrics import LEADING_METRICS, find_metric
 from harness.results.nights import LONGEST, PAUSE
 from harness.results.records import RepetitionTelemetry, Run, RunMeans
-from harness.results.stability import THROTTLING, start_temperature
+from harness.results.stability import THROTTLING, start_temperature, was_throttled
 from reports.figures import Column, Figure, Spec, Value, moment, quantity, tooltips
 from reports.text import day
 
@@ -25,7 +25,8 @@ POOL_WORDS = {FAILURE: "failed in the pool", QUARANTINE: "quarantined"}
 MOST_EVENTS = 50
 MOST_DAYS = 120
 MOST_HEATED = 24
-"""Devices whose newest night is drawn, the most recently used ones."""
+"""Devices whose newest night is drawn: those that throttled, and the most recently used ones."""
+_COLORS = ("accent", "bad", "warn", "ink")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,9 @@ def device_figures(measured: Sequence[RunMeans], uses: Sequence[DeviceUse]) -> t
         Column("result", "Result"),
         Column("count", "Count", "number", 0),
     )
-    results = ["done", "without a result", *POOL_WORDS.values()]
+    seen = {row[2] for row in rows}
+    colors = dict(zip(("done", "without a result", *POOL_WORDS.values()), _COLORS, strict=True))
+    results = [result for result in colors if result in seen]
     return (
         Figure(
             "devices-days",
@@ -152,7 +155,7 @@ def device_figures(measured: Sequence[RunMeans], uses: Sequence[DeviceUse]) -> t
                 "height": {"step": 26},
                 "mark": {"type": "circle", "opacity": 0.85},
                 "encoding": {
-                    "x": moment("day"),
+                    "x": moment("day", axis={"tickCount": {"interval": "day", "step": 1}}),
                     "y": {"field": "device", "type": "nominal", "title": None},
                     "yOffset": {"field": "result", "type": "nominal", "scale": {"domain": results}},
                     "size": {
@@ -169,12 +172,7 @@ def device_figures(measured: Sequence[RunMeans], uses: Sequence[DeviceUse]) -> t
                         "legend": {"orient": "bottom", "columns": 2},
                         "scale": {
                             "domain": results,
-                            "range": [
-                                {"expr": "accent"},
-                                {"expr": "bad"},
-                                {"expr": "warn"},
-                                {"expr": "ink"},
-                            ],
+                            "range": [{"expr": colors[result]} for result in results],
                         },
                     },
                     "tooltip": tooltips(columns),
@@ -189,7 +187,7 @@ def heat_figures(
     series: Sequence[Series],
     telemetry: Mapping[str, Sequence[RepetitionTelemetry]],
 ) -> tuple[Figure, ...]:
-    """Draw the newest night of each device: its speeds, and heat and charge beside them."""
+    """Draw the newest night of each device, of those that throttled first: speeds beside heat."""
     nights: dict[str, list[Run]] = {}
     for run in (one.run for one in reversed(measured)):  # newest first
         night, at = nights.setdefault(run.device.serial, []), run.created_at
@@ -197,9 +195,12 @@ def heat_figures(
             not night or at > max(night[-1].created_at - PAUSE, night[0].created_at - LONGEST)
         ):
             night.append(run)
-    newest = dict(list(nights.items())[:MOST_HEATED])
-    shares = _shares(series, {run.id for night in newest.values() for run in night})
-    figures = (_heat_figure(night[::-1], shares, telemetry) for night in newest.values() if night)
+    hottest = sorted(
+        filter(None, nights.values()), key=lambda night: -sum(map(was_throttled, night))
+    )
+    shown = hottest[:MOST_HEATED]
+    shares = _shares(series, {run.id for night in shown for run in night})
+    figures = (_heat_figure(night[::-1], shares, telemetry) for night in shown)
     return tuple(figure for figure in figures if figure is not None)
 
 

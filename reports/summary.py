@@ -499,7 +499,7 @@ def _display_key(built: tuple[Subject, str]) -> tuple[object, ...]:
     """Return what distinguishes rows for the reader."""
     subject, sha256 = built
     own = (subject.label, subject.by, subject.labels)
-    return (*own, subject.model, subject.soc, subject.target, sha256)
+    return (*own, subject.model, subject.place, subject.target, sha256)
 
 
 def _apart_remark(alike: Sequence[Subject]) -> tuple[str, ...]:
@@ -581,20 +581,21 @@ class Matrix:
     """One metric of all rows of a summary: models down, devices and tests across.
 
     Attributes:
-        test: the one of all its cells; empty where they are of several.
+        test: the one of all its cells, or what their tests have in common but for the depth; empty
+            where they are of several.
+        columns: devices, and the test or depth of each, empty where all have the same.
         rows: names, and below each column the row of the summary that has the metric.
     """
 
     metric: Metric
     test: str
-    columns: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...]
     rows: tuple[tuple[tuple[str, str], tuple[SummaryRow | None, ...]], ...]
 
-    @property
-    def blocks(self) -> tuple[slice, ...]:
-        """The columns in parts that a page has room for, of about one size."""
+    def blocks(self, most: int = MOST_COLUMNS) -> tuple[slice, ...]:
+        """Return the columns in parts that there is room for, of about one size."""
         count = len(self.columns)
-        step = math.ceil(count / math.ceil(count / MOST_COLUMNS))
+        step = math.ceil(count / math.ceil(count / most))
         return tuple(slice(first, first + step) for first in range(0, count, step))
 
     def value(self, row: SummaryRow) -> float:
@@ -623,6 +624,7 @@ def _matrix(metric: Metric, rows: Sequence[SummaryRow]) -> Matrix:
     by_test = metric.key != PERPLEXITY
     places = {(row.subject.place, _test(row) if by_test else ((), "")) for row in rows}
     tests = {words for _, (_, words) in places}
+    common = {words.partition(" @ ")[0] for words in tests}
     across = len(tests) > 1 and len(places) <= MOST_COLUMNS
     columns = sorted({(place, test if across else ((), "")) for place, test in places})
     cells: dict[tuple[str, str], dict[object, SummaryRow]] = {}
@@ -638,8 +640,11 @@ def _matrix(metric: Metric, rows: Sequence[SummaryRow]) -> Matrix:
         cells.setdefault(name, {}).setdefault(column, row)
     return Matrix(
         metric,
-        "".join(tests) if len(tests) == 1 else "",
-        tuple(f"{place} {test}".strip() for place, (_, test) in columns),
+        "".join(tests if len(tests) == 1 else common if across and len(common) == 1 else ()),
+        tuple(
+            (place, (test.partition(" @ ")[2] or "d0") if test and len(common) == 1 else test)
+            for place, (_, test) in columns
+        ),
         tuple((name, tuple(found.get(one) for one in columns)) for name, found in cells.items()),
     )
 

@@ -8,22 +8,27 @@ from rich.text import Text
 from harness.console import NumberColumn, print_numbers, visible
 from harness.results.comparison import Comparison, ComparisonGroup
 from harness.results.identity import container_name, container_shape, describe_container
-from harness.results.metrics import SPEED_METRICS, TASK_METRICS, Metric, Use, find_metric
+from harness.results.metrics import (
+    LEADING_METRICS,
+    SPEED_METRICS,
+    TASK_METRICS,
+    Metric,
+    find_metric,
+)
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT
 from harness.results.verdicts import Verdict
 from harness.words import NO_VALUE, percent, pluralize
 from reports.content import Section
 from reports.headline import Headline
 from reports.page import Page
-from reports.summary import (
-    FailureGroup,
-    SummaryRow,
-    TaskRow,
-)
+from reports.summary import MOST_COLUMNS, FailureGroup, Matrix, SummaryRow, TaskRow
 from reports.text import short_time
 
 _GRADE_RANK, _SHARE_RANK, _EMPTY_RANK = 3, 8, 9
 """Ranks, among those of metrics, of the grade, the share of bandwidth, and an empty column."""
+_IN_MATRICES = (*LEADING_METRICS, PERPLEXITY)
+_NAME_WIDTH, _CELL_WIDTH = 24, 11
+"""Room on a terminal for the names and for a cell of a matrix, about."""
 
 
 def print_page(page: Page, console: Console) -> None:
@@ -37,18 +42,7 @@ def print_page(page: Page, console: Console) -> None:
         notice = f". {section.notice}" if section.emulator else ""
         title = f"{section.title[0].upper()}{section.title[1:]}{notice}"
         _print_line(console, Text(title, "bold yellow" if section.emulator else "bold"))
-        if section.rows:
-            _print_table(section, console)
-        ambiguous = _ambiguous(section.rows)
-        shared = section.shared_remarks
-        for remark, count in shared.items():
-            rows = f"{count} of {pluralize(len(section.rows), 'row')}"
-            line = Text(f"! {rows}: ", "yellow").append(_single_line(remark), "default")
-            _print_line(console, line)
-        for row in section.rows:
-            apart = _display_key(row) in ambiguous
-            for line in _remarks(row, shared, apart=apart):
-                _print_line(console, line)
+        _print_rows(section, console)
         for task in section.tasks:
             _print_line(console, Text(_task(task)))
         for group in section.comparisons:
@@ -56,6 +50,24 @@ def print_page(page: Page, console: Console) -> None:
                 _print_line(console, line)
     for failure in page.failures:
         _print_line(console, Text(_single_line(f"x {_failure(failure)}"), "red"))
+
+
+def _print_rows(section: Section, console: Console) -> None:
+    """Print the rows of a section, or their matrices where they are many, with their remarks."""
+    if section.folded:
+        _print_matrices(section, console)
+    elif section.rows:
+        _print_table(section, console)
+    ambiguous = _ambiguous(section.rows)
+    shared = section.shared_remarks
+    for remark, count in shared.items():
+        rows = f"{count} of {pluralize(len(section.rows), 'row')}"
+        line = Text(f"! {rows}: ", "yellow").append(_single_line(remark), "default")
+        _print_line(console, line)
+    for row in section.rows:
+        for line in _remarks(row, shared, apart=_display_key(row) in ambiguous):
+            if not (section.folded and line.style == "dim"):
+                _print_line(console, line)
 
 
 def _task(row: TaskRow) -> str:
@@ -160,7 +172,7 @@ def _print_table(section: Section, console: Console) -> None:
     columns = []
     for key in SPEED_METRICS:
         metric = find_metric(key)
-        if Use.EXPECTED in metric.use or any(key in row.cells for row in rows):
+        if any(key in row.cells for row in rows):
             heading = f"{metric.short or metric.label}\n{metric.shown_unit}"
             columns.append(_column(heading, [_speed(row, key) for row in rows], metric.rank))
     shares = [row.bandwidth_share for row in rows]
@@ -175,6 +187,46 @@ def _print_table(section: Section, console: Console) -> None:
     console.print()
     print_numbers("Model\ntarget, workload", names, columns, console=console)
     console.print()
+
+
+def _print_matrices(section: Section, console: Console) -> None:
+    """Print the leading metrics of a section of many rows: models down, devices across."""
+    said = section.shared_remarks
+    most = (console.width - _NAME_WIDTH) // _CELL_WIDTH if console.is_terminal else MOST_COLUMNS
+    for one in section.matrices:
+        if one.metric.key not in _IN_MATRICES:
+            continue
+        parts = filter(None, (one.metric.label, one.metric.shown_unit, one.test))
+        for block in one.blocks(max(most, 1)):
+            rows = [(name, shown) for name, cells in one.rows if any(shown := cells[block])]
+            columns = [
+                NumberColumn(
+                    _single_line(f"{place} {test}").replace(" ", "\n"),
+                    [_matrix_cell(section, one, cells[number], said) for _, cells in rows],
+                    rank=0,
+                )
+                for number, (place, test) in enumerate(one.columns[block])
+            ]
+            names = [_single_line(" ".join(name)) for name, _ in rows]
+            console.print()
+            print_numbers(", ".join(parts), names, columns, console=console)
+    console.print()
+    words = f"{pluralize(len(section.rows), 'row')} with all metrics: in the report, and by --json"
+    _print_line(console, Text(words, "dim"))
+
+
+def _matrix_cell(
+    section: Section, matrix: Matrix, row: SummaryRow | None, said: Container[str]
+) -> str:
+    if row is None:
+        return ""
+    spread = row.cells[matrix.metric.key].spread if matrix.metric.key in row.cells else ""
+    lines = (
+        matrix.metric.format(matrix.value(row)),
+        spread and f"± {spread}",
+        section.doubt(row, said),
+    )
+    return "\n".join(filter(None, lines))
 
 
 def _column(heading: str, cells: list[str], rank: int) -> NumberColumn:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from harness.importing.importer import read_runs, store_runs
-from harness.results.records import Origin, Run
+from harness.results.records import Origin, OutputCheck, Run
 from harness.results.store import ResultsStore
 from reports import html_file, page, terminal
 from reports.document import to_document
@@ -249,3 +249,28 @@ def test_llama_cpp_beside_genie_on_a_virtual_device_is_not_the_emulator() -> Non
     assert '<span>tiny_llama <i class="chip">host CPU</i>' in html_file.render(alone, START)
     emulated = html_file.render(composed([genie]), START)
     assert '<span>tiny_llama <i class="chip">emulator</i>' in emulated
+
+
+@pytest.mark.parametrize("width", [60, 100, None])
+def test_many_rows_are_printed_as_matrices(width: int | None) -> None:
+    """Three models on five phones: the speeds of all, by which one unchecked output stands out."""
+    passed = OutputCheck(outcome="passed", reason="the tokens of reference.txt")
+    made = [
+        changed(
+            Sample(f"SM865{soc}", emulator=False, model=model).run(
+                10 * soc + n, "bench", speeds([9.0 + soc] * 4, [50.0 + soc] * 4, [1.0] * 4, 900)
+            ),
+            check=OutputCheck() if soc == n == 0 else passed,
+        )
+        for n, model in enumerate(("Llama", "Qwen", "Phi"))
+        for soc in range(5)
+    ]
+    text = _shown(made, width)
+    lines = text.splitlines()
+    assert width is None or max(map(len, lines)) <= width
+    assert {"Decode,", "Prefill,", "pp64+tg16"} <= {*text.split()}
+    for soc in range(5):
+        assert text.count(f"5{soc}.00") == text.count(f"{9 + soc}.00") == 3, text
+    assert "15 rows with all metrics" in text
+    assert sum("unchecked" in line for line in lines) == 2, "in both matrices"
+    assert len(lines) < (50 if width == 60 else 35)
