@@ -95,7 +95,14 @@ def _try(folder: Path, package: Package, sample: int, seed: int) -> dict[str, in
         "source_paths": sorted({path.partition("/")[0] for path in package.files}),
         "only_mutate": list(package.files),
         "also_copy": sorted(path.name for path in folder.iterdir() if path.name != ".git"),
-        "pytest_add_cli_args": ["-n", "0", "-m", "not slow", "-p", "no:cacheprovider"],
+        "pytest_add_cli_args": [
+            "-n",
+            "0",
+            "-m",
+            "not slow and not variant",
+            "-p",
+            "no:cacheprovider",
+        ],
         "pytest_add_cli_args_test_selection": list(package.tests),
         "timeout_constant": 10.0,
     }

@@ -45,7 +45,7 @@ def answer_in_float() -> list[int]:
     return tokens[-ANSWER:]
 
 
-@pytest.mark.parametrize("artifact", ["pte", "powerserve"])
+@pytest.mark.parametrize("artifact", [pytest.param("pte", marks=pytest.mark.variant), "powerserve"])
 def test_an_artifact_answers_as_its_weights_in_float(
     artifact: str, runner: Runner, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

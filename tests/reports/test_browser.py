@@ -268,6 +268,7 @@ def test_without_scripts_every_page_and_table_is_there(
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
+@pytest.mark.variant
 def test_figures_are_copied_as_command_csv_and_markdown(
     browser: Chrome, load: Load, samples: Samples
 ) -> None:
@@ -332,6 +333,7 @@ def test_a_history_is_zoomed_by_buttons_and_fingers(browser: Chrome, load: Load)
     assert complaints(browser) == []
 
 
+@pytest.mark.variant
 def test_two_runs_stand_side_by_side(browser: Chrome, load: Load) -> None:
     address = load(lab.comparison())
     browser.get(f"{address}#compare")

@@ -368,7 +368,10 @@ def test_command_refuses_what_cannot_be_served(folder: Path) -> None:
             assert done.stderr.count("\n") == 1, done.stderr
 
 
-@pytest.mark.parametrize(("size", "scheme"), [((1280, 900), "light"), ((360, 800), "dark")])
+@pytest.mark.parametrize(
+    ("size", "scheme"),
+    [pytest.param((1280, 900), "light", marks=pytest.mark.variant), ((360, 800), "dark")],
+)
 def test_person_drains_a_device_in_a_browser(
     browser: Chrome, lab: Client, size: tuple[int, int], scheme: str
 ) -> None:

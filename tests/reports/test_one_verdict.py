@@ -68,7 +68,6 @@ SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck), phas
 
 @settings(SETTINGS, phases=[Phase.explicit])
 @given(databases, states, st.booleans())
-@example(series=[[(11, 0.96), (13, 0.8), (19, 0.9)], []], settled=["open"], window=False)
 @example(series=[[(15, 0.6), (18, 0.93)]], settled=["acknowledged", "open"], window=True)
 def test_a_loss_is_the_same_everywhere(
     series: list[list[tuple[int, float]]], settled: list[alerts.AlertState], window: bool

@@ -32,9 +32,17 @@ from buildlib.passes.arcl import convert_arcl
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 FEW = VerifyOptions(max_positions=6, continuation=1, n_threads=1)
 SHAPE = GraphShape(4, 16)
+EVERYDAY = ("aihub-llama-mha-fixed", "dynamo-qwen2", "torchscript-llama")
+"""An exporter each; what all import is held against their sources in `test_exports.py`."""
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in EXPORTS.glob("*/model.onnx")))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.variant)
+        for name in sorted(path.parent.name for path in EXPORTS.glob("*/model.onnx"))
+    ],
+)
 def test_an_import_computes_what_the_export_does(name: str, tmp_path: Path) -> None:
     report = verify_outputs(imported_models(EXPORTS / name, tmp_path), options=FEW)
     assert report.passed, report.failures

@@ -110,7 +110,9 @@ def test_weights_that_a_technique_changed_count_as_changed(
         changed_weights(path, rotated.path)
 
 
-@pytest.mark.parametrize("granularity", ["tensor", "layer"])
+@pytest.mark.parametrize(
+    "granularity", [pytest.param("tensor", marks=pytest.mark.variant), "layer"]
+)
 def test_a_bad_tensor_ranks_first(
     model: SensitivityModel, four_bits: Encodings, granularity: Granularity
 ) -> None:

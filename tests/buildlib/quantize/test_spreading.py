@@ -65,7 +65,7 @@ def stream_cost(model: FloatModel) -> float:
     return sum(abs(cost - base) for cost in costs)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("name", [pytest.param("gemma2", marks=pytest.mark.variant), "gemma3"])
 def test_a_split_model_computes_the_same_and_quantizes_better(name: str, tmp_path: Path) -> None:
     model = massive_model(name, tmp_path)
     done = spread(model, tmp_path / "split")
@@ -132,6 +132,7 @@ def test_a_model_that_nothing_can_rotate_stays(tmp_path: Path) -> None:
     assert spread(model, tmp_path / "spread") is model
 
 
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_a_container_names_its_split_channels(tmp_path: Path) -> None:
     massive_model("gemma3", tmp_path)

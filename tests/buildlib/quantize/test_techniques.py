@@ -436,6 +436,7 @@ def nearest_model(model: FloatModel, folder: Path) -> FloatModel:
     return LayerwiseTechnique("nearest", to_nearest).optimize(model, folder)
 
 
+@pytest.mark.variant
 def test_four_bits_close_half_of_the_gap_to_float(trained: Path, tmp_path: Path) -> None:
     """The demand on the default, on text that neither the model nor the technique has seen."""
     checkpoint, shape = Checkpoint.load(trained), GraphShape(64, 192)

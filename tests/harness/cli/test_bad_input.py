@@ -122,7 +122,7 @@ def test_a_machine_without_the_compiler(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("libatomic1")
-@pytest.mark.parametrize("blocks", [40, 120])
+@pytest.mark.parametrize("blocks", [40, pytest.param(120, marks=pytest.mark.variant)])
 def test_a_full_disk(model: Path, tmp_path: Path, blocks: int) -> None:
     """No file gets longer than so many blocks of 512 bytes: the model, or the compiled graph."""
     cache = tmp_path / "cache"

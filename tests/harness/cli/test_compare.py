@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from harness.exit_codes import GOOD
 from tests.harness.cli.conftest import Run
 
 
+@pytest.mark.variant
 def test_the_verdict_is_the_exit_code(qnnfarm: Run, tmp_path: Path, small_bundle: Path) -> None:
     little = ("-p", "8", "-n", "2", "-r", "1", "-w", "0", "--no-gate", "--json")
     speed = ("--metric", "decode_tokens_per_s", "--threshold", "1")

@@ -22,7 +22,8 @@ def test_needs_it(device): print("it ran")
 @pytest.mark.parametrize(
     ("device", "words", "runs"),
     [
-        ("nothere", "no adb device 'nothere'", ["-n1"]),
+        ("nothere", "no adb device 'nothere'", ["-n0"]),
+        pytest.param("nothere", "no adb device 'nothere'", ["-n1"], marks=pytest.mark.variant),
         # What was looked for once is not known from then on. Of no other test: a pool may know it.
         ("127.0.0.1:7", "127.0.0.1:7", ["-n0", "-n0"]),
         ("virtual:nothere", "no virtual device 'nothere'", ["-n0"]),

@@ -91,6 +91,7 @@ def measuring(
     return run
 
 
+@pytest.mark.variant
 def test_what_is_benched_is_kept_there(
     measuring: Callable[..., Done], postgresql: PostgresqlPlace, small_bundle: Path
 ) -> None:
