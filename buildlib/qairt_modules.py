@@ -6,13 +6,15 @@
         from qairt.gen_ai_api.configs.lade_config import LadeBuilderConfig
 
 Names: the Gen AI Builder's pages, docs.qualcomm.com 80-87189-2. Packages add modules of theirs
-through the entry-point group `qnnfarm.qairt_names`, which has mappings as the one here.
+through the entry-point group `qnnfarm.qairt_names`, which has mappings as the one here. A name that
+is not here is an ImportError that says what to use.
 """
 
 import importlib
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
+from typing import NoReturn
 
 from buildlib.entry_points import entry_names, load_entry
 
@@ -20,12 +22,15 @@ ROOT = "qairt"
 DOOR = "qairt_names"
 
 _GENAI = "buildlib.genai"
+_CONTAINER = "buildlib.container.container"
 _SPECULATION = "buildlib.speculative.config"
 _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "qairt": {
-            "load": "buildlib.replay",
-            "compile": "buildlib.replay",
+            **dict.fromkeys(
+                ("load", "arcl", "transform", "convert", "compile", "CompiledModel"),
+                "buildlib.replay",
+            ),
             "M2sStartPoint": "buildlib.builder.options",  # which the documents import from nowhere
         },
         "qairt.api.compiler.config": {"CompileConfig": "buildlib.toolchains.compile_config"},
@@ -34,6 +39,12 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "GenAIBuilderFactory": _GENAI,
             "SupportedLLMs": "buildlib.checkpoint.architectures",
         },
+        "qairt.gen_ai_api.builders.gen_ai_builder": {"GenAIBuilder": f"{_GENAI}:GenAIBuilderHTP"},
+        "qairt.gen_ai_api.builders.gen_ai_builder_htp": {"GenAIBuilderHTP": _GENAI},
+        "qairt.gen_ai_api.containers.gen_ai_containerable": {
+            "GenAIContainerable": f"{_CONTAINER}:GenAIContainer"
+        },
+        "qairt.gen_ai_api.containers.gen_ai_container": {"GenAIContainer": _CONTAINER},
         "qairt.gen_ai_api.configs.lade_config": {"LadeBuilderConfig": _SPECULATION},
         "qairt.gen_ai_api.configs.ssd_config": {"SsdBuilderConfig": _SPECULATION},
         "qairt.gen_ai_api.configs.eaglet_config": {"EagletBuilderConfig": _SPECULATION},
@@ -44,6 +55,17 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 Where it has them under another name, `module:name`.
 """
+_LOADER = "LLMPipeline.from_pretrained, which makes canonical ONNX of a checkpoint, without torch"
+_TECHNIQUE = "a recipe's `stages.quantization_opt.techniques` and `stages.quantization.recipe_name`"
+_INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("QcAutoModelForCausalLM", "QcAutoConfig", "Adapter"), _LOADER),
+        **dict.fromkeys(("AimetQuantizer", "AimetOptimizer", "AimetMixin"), _TECHNIQUE),
+        **dict.fromkeys(("SpinQuant", "SeqMSE", "LPBQ", "AdaScale", "GPTAQ"), _TECHNIQUE),
+        **dict.fromkeys(("LPBQ_SeqMSE_Recipe", "SpinQuant_AdaScale_Recipe"), _TECHNIQUE),
+    }
+)
+"""Documented names without a counterpart of that name, and what does their work here."""
 
 
 class qairt_modules:  # noqa: N801  (it is called as a function)
@@ -59,10 +81,37 @@ class qairt_modules:  # noqa: N801  (it is called as a function)
     def __enter__(self) -> None:
         self._before = _taken_out()
         sys.modules.update(_modules())
+        sys.meta_path.insert(0, _NotHere)
 
     def __exit__(self, *error: object) -> None:
+        sys.meta_path.remove(_NotHere)
         _taken_out()
         sys.modules.update(self._before)
+
+
+class _NotHere:
+    """Finder of the vendor's modules that are not here: of none."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if _is_ours(name):
+            names = ", ".join([*_INSTEAD][:4])
+            raise ModuleNotFoundError(
+                f"{name} is not here: docs/pipeline.md has what stands for {names} and others, and "
+                f"docs/builder.md the modules that are",
+                name=name,
+            )
+
+
+class _Module(ModuleType):
+    """A module that says what to use in place of a name that it lacks."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        here = ", ".join(each for each in vars(self) if not each.startswith("__"))
+        instead = f"use {_INSTEAD[name]}" if name in _INSTEAD else f"there are {here}"
+        raise ImportError(f"{self.__name__}.{name} is not here: {instead}", name=self.__name__)
 
 
 def _taken_out() -> dict[str, ModuleType]:
@@ -80,7 +129,7 @@ def _modules() -> dict[str, ModuleType]:
         for end in range(1, len(parts) + 1):
             package = ".".join(parts[:end])
             if package not in modules:
-                modules[package] = ModuleType(package)
+                modules[package] = _Module(package)
                 modules[package].__path__ = []
                 if end > 1:
                     setattr(modules[".".join(parts[: end - 1])], parts[end - 1], modules[package])

@@ -1,6 +1,7 @@
 """Run stages of the cache again: `compile` with any options, the others as they were.
 
     replay(arcl_entry, "again")  # or that of transform or convert
+    convert(load(part), config=sidecar["config"]).save("part.dlc")
 
     sidecar = json.loads((entry / "builder_cache_info.json").read_text())
     config = CompileConfig.model_validate(sidecar["config"])
@@ -9,7 +10,7 @@
     emulator_twin(GenAIContainer.load("phone"), "twin")
     expose_tensors(GenAIContainer.load("phone"), ["layer_3_*"], "exposed")
 
-Names: `qairt.load`, `qairt.compile`, docs.qualcomm.com 80-87189-2.
+Names: `qairt.load`, `.arcl`, `.transform`, `.convert`, `.compile`, docs.qualcomm.com 80-87189-2.
 """
 
 import os
@@ -18,9 +19,10 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from buildlib.builder.options import MhaConfig, SplitModelConfig
 from buildlib.builder.parts import Part
@@ -29,8 +31,15 @@ from buildlib.builder.stages.arcl import ConvertShape
 from buildlib.builder.stages.compile_part import CompilePart
 from buildlib.builder.stages.convert import Convert
 from buildlib.builder.stages.transform import Transform
-from buildlib.cache.layout import CacheEntry, entry_folders, entry_name
-from buildlib.cache.records import EntryFiles, EntryInfo, read_files, read_info
+from buildlib.cache.layout import (
+    FILES,
+    LAST_USED,
+    SIDECAR,
+    CacheEntry,
+    entry_folders,
+    entry_name,
+)
+from buildlib.cache.records import EntryFiles, read_files, read_info
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import is_dlc
 from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG, TOKENIZER
@@ -53,26 +62,67 @@ from buildlib.toolchains.registry import toolchain_of
 _SUBJECT = re.compile(r"ar(\d+)_cl(\d+)(?:_(\d+)_of_(\d+))?$")
 
 
+class _Scratch:
+    """A temporary folder that goes with this object."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="qnnfarm-replay-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """Output of `arcl` or `transform`: ONNX models in a folder with their weights and encodings."""
+
+    paths: tuple[Path, ...]
+    _scratch: _Scratch | None = field(default=None, repr=False, compare=False)
+
+    def save(self, dest: str | os.PathLike[str]) -> Path:
+        """Copy the folder to a new one.
+
+        Raises:
+            InputFileError: there is such a folder already.
+            OSError: it cannot be written.
+        """
+        path = _new(dest)
+        skipped = shutil.ignore_patterns(SIDECAR, FILES, LAST_USED)
+        with scratch_folder(path) as scratch:
+            shutil.copytree(self.paths[0].parent, scratch, ignore=skipped, dirs_exist_ok=True)
+            scratch.rename(path)
+        return path
+
+
 @dataclass(frozen=True)
 class DlcModel:
     """DLCs that make one context binary, each with one graph named by its stem."""
 
     paths: tuple[Path, ...]
+    _scratch: _Scratch | None = field(default=None, repr=False, compare=False)
 
     @property
     def graph_names(self) -> tuple[str, ...]:
         """Names that the graphs have in a binary."""
         return tuple(path.stem for path in self.paths)
 
+    def save(self, dest: str | os.PathLike[str], *, exist_ok: bool = False) -> Path:
+        """Copy the first DLC; see `CompiledModel.save`."""
+        return _copy(self.paths[0], dest, exist_ok=exist_ok)
+
 
 class CompiledModel:
     """A context binary in a temporary folder, which goes with this object; save it to keep it."""
 
-    def __init__(self, path: Path, config: CompileConfig, toolchain: Toolchain) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: CompileConfig,
+        toolchain: Toolchain,
+        scratch: _Scratch | None = None,
+    ) -> None:
         self.path = path
         self.config = config
         self._toolchain = toolchain
-        self._remove = weakref.finalize(self, shutil.rmtree, path.parent, ignore_errors=True)
+        self._scratch = scratch
 
     def inspect(self) -> BinaryInfo:
         """Describe the binary."""
@@ -85,26 +135,39 @@ class CompiledModel:
             InputFileError: there is such a file already.
             OSError: it cannot be written.
         """
-        path = user_path(dest)
-        if path.is_dir():
-            path /= self.path.name
-        if (path.exists() or path.is_symlink()) and not exist_ok:
-            raise InputFileError(
-                str(path), "it exists already; save with exist_ok=True or elsewhere"
-            )
-        with atomic_path(path) as unfinished:
-            shutil.copyfile(self.path, unfinished)
-        return path
+        return _copy(self.path, dest, exist_ok=exist_ok)
 
 
-def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> DlcModel:
-    """Load a DLC, or the DLCs of one part at its ARs in the order of the build."""
+def _copy(source: Path, dest: str | os.PathLike[str], *, exist_ok: bool) -> Path:
+    path = user_path(dest)
+    if path.is_dir():
+        path /= source.name
+    if (path.exists() or path.is_symlink()) and not exist_ok:
+        raise InputFileError(str(path), "it exists already; save with exist_ok=True or elsewhere")
+    with atomic_path(path) as unfinished:
+        shutil.copyfile(source, unfinished)
+    return path
+
+
+def _new(dest: str | os.PathLike[str]) -> Path:
+    path = user_path(dest)
+    if path.exists():
+        raise InputFileError(str(path), "it exists already; name a new folder")
+    return path
+
+
+def load(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+) -> DlcModel | OnnxModel:
+    """Load a DLC, the DLCs of one part at its ARs in the order of the build, or an ONNX model."""
     paths = tuple(map(user_path, [path] if isinstance(path, str | os.PathLike) else path))
     if not paths:
         raise InputFileError("", "no DLC is named")
     for one in paths:
         if not one.is_file():
             raise InputFileError(str(one), "there is no such file")
+        if one.suffix == ".onnx" and len(paths) == 1:
+            return OnnxModel(paths)
         if not is_dlc(one):
             raise InputFileError(str(one), "it is no DLC: it holds no model")
     names = [one.stem for one in paths]
@@ -114,8 +177,52 @@ def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Dlc
     return DlcModel(paths)
 
 
+def arcl(model: DlcModel | OnnxModel, config: Mapping[str, Any]) -> OnnxModel:
+    """Run the stage again on the `model.onnx` of the entry that it reads.
+
+    Args:
+        config: as in a sidecar of the stage: `ar`, `cl`.
+
+    Raises:
+        CacheError: that is no file of an entry.
+    """
+    return _again("arcl", model, config, f"ar{config['ar']}_cl{config['cl']}")
+
+
+def transform(model: DlcModel | OnnxModel, config: Mapping[str, Any]) -> OnnxModel:
+    """Run the stage again on the `model.onnx` of an entry of `arcl`; see there."""
+    return _again("transform", model, config, read_files(model.paths[0].parent).subject)
+
+
+def convert(model: DlcModel | OnnxModel, config: Mapping[str, Any]) -> DlcModel:
+    """Run the stage again on a part in an entry of `transform`; see `arcl`.
+
+    The weights are those that this part has been converted with before.
+    """
+    made = _again("convert", model, config, model.paths[0].stem)
+    return DlcModel(tuple(made.paths[0].parent.glob("*.dlc")), made._scratch)  # noqa: SLF001
+
+
+def _again(
+    operation: str, model: DlcModel | OnnxModel, config: Mapping[str, Any], subject: str
+) -> OnnxModel:
+    folder = model.paths[0].absolute().parent
+    entry = CacheEntry(operation, folder, read_info(folder).hash, reused=True)
+    described, inputs = read_files(folder).model_copy(update={"subject": subject}), [entry]
+    if operation == "convert":
+        before = (read_files(each) for each in folder.parent.glob(f"{operation}_*"))
+        same = (each for each in before if (each.subject, each.sources[0]) == (subject, entry.hash))
+        if (found := next(same, None)) is None:
+            raise CacheError(str(folder), f"{subject} was never converted: its weights are unknown")
+        described = found
+        inputs.append(entry_beside(folder, found.sources[1]))
+    scratch = _Scratch()
+    _stage(folder, operation, config, described, inputs).run(scratch.path)
+    return OnnxModel(tuple(sorted(scratch.path.glob("*.onnx"))), scratch)
+
+
 def compile(  # noqa: A001 - the vendor's name
-    model: DlcModel,
+    model: DlcModel | OnnxModel | Sequence[DlcModel | OnnxModel],
     config: CompileConfig,
     *,
     toolchain: Toolchain | None = None,
@@ -124,7 +231,7 @@ def compile(  # noqa: A001 - the vendor's name
     """Compile DLCs into one context binary. Equal DLCs and options give equal bytes.
 
     Args:
-        model: the DLCs.
+        model: the DLCs; of several models one binary is made.
         config: how they are compiled.
         toolchain: by default that of PyPI.
         ports: see `Toolchain.compile`.
@@ -136,10 +243,15 @@ def compile(  # noqa: A001 - the vendor's name
     if toolchain is None:
         toolchain = OrtQnnToolchain()
     toolchain.check(config)
-    folder = Path(tempfile.mkdtemp(prefix="qnnfarm-compile-"))
-    compiled = CompiledModel(folder / f"{model.paths[0].stem}.bin", config, toolchain)
-    toolchain.compile(model.paths, compiled.path, config, ports=ports)
-    return compiled
+    models = [model] if isinstance(model, DlcModel | OnnxModel) else model
+    paths = [path for each in models for path in each.paths]
+    for path in paths:
+        if not is_dlc(path):
+            raise InputFileError(str(path), "it is no DLC: convert it first")
+    scratch = _Scratch()
+    binary = scratch.path / f"{paths[0].stem}.bin"
+    toolchain.compile(paths, binary, config, ports=ports)
+    return CompiledModel(binary, config, toolchain, scratch)
 
 
 def replay(entry: str | os.PathLike[str], dest: str | os.PathLike[str]) -> Path:
@@ -152,13 +264,11 @@ def replay(entry: str | os.PathLike[str], dest: str | os.PathLike[str]) -> Path:
         entry: folder of the entry.
         dest: a new folder for the stage's output.
     """
-    folder, target = user_path(entry), user_path(dest)
+    folder, target = user_path(entry), _new(dest)
     info, described = read_info(folder), read_files(folder)
-    if target.exists():
-        raise InputFileError(str(target), "it exists already; name a new folder")
     inputs = [entry_beside(folder, digest) for digest in described.sources]
     with scratch_folder(target) as scratch:
-        _stage(folder, info, described, inputs).run(scratch)
+        _stage(folder, info.operation, info.config, described, inputs).run(scratch)
         scratch.rename(target)
     return target
 
@@ -376,17 +486,21 @@ def _config_of(root: Path, name: str, sha256: str) -> CompileConfig:
 
 
 def _stage(
-    folder: Path, info: EntryInfo, described: EntryFiles, inputs: list[CacheEntry]
+    folder: Path,
+    operation: str,
+    config: Mapping[str, Any],
+    described: EntryFiles,
+    inputs: Sequence[CacheEntry],
 ) -> CachedStage:
     match = _SUBJECT.match(described.subject)
-    if match is None or info.operation not in {"arcl", "transform", "convert"}:
-        reason = f"it is of {info.operation}; arcl, transform and convert are run again here"
+    if match is None or operation not in {"arcl", "transform", "convert"}:
+        reason = f"it is of {operation}; arcl, transform and convert are run again here"
         raise CacheError(str(folder), reason)
     ar, cl, number, count = (int(text or 1) for text in match.groups())
-    shape, config = GraphShape(ar, cl), info.config
-    if info.operation == "arcl":
+    shape = GraphShape(ar, cl)
+    if operation == "arcl":
         return ConvertShape(inputs[0], shape)
-    if info.operation == "transform":
+    if operation == "transform":
         options = SplitModelConfig.model_validate(config["split_model"])
         mha = MhaConfig.model_validate(config["mha2sha"])
         return Transform(inputs[0], shape, options.num_splits or 1, options, mha)

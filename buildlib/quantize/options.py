@@ -35,7 +35,12 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 }
 """Options by the name of a recipe; the last two names are the vendor's."""
 
-_OTHER_NAMES = {"spinquant": "w4a16-spinquant", "w4a16_lpbq": "w4a16"}
+_OTHER_NAMES = {
+    "spinquant": "w4a16-spinquant",
+    "gptaq": "w4a16",
+    "w4a16_lpbq": "w4a16",
+    "lpbq": "w4a16-rtn",
+}
 
 
 def _as_in_table(name: str) -> str:

@@ -49,10 +49,10 @@ from harness.pipeline.comparison import (
 from harness.pipeline.host_model import open_host_model
 from harness.pipeline.manifest import FILE, PipelineManifest, StageEntry, find_manifest
 from harness.pipeline.observers import (
+    OnStageEvent,
     StageEvent,
     StageFailed,
     StageFinished,
-    StageObserver,
     StageProfiler,
     StageStarted,
     StageStep,
@@ -102,7 +102,7 @@ class LLMPipeline:
         self.config = config
         self.stages = StageConfigs(config.configs)
         self.profiler = StageProfiler() if config.settings.enable_observers else None
-        self._observers: list[StageObserver] = [] if self.profiler is None else [self.profiler]
+        self._observers: list[OnStageEvent] = [] if self.profiler is None else [self.profiler]
         settings = config.settings
         place = model or settings.model_id_or_path
         if place is None:
@@ -181,7 +181,7 @@ class LLMPipeline:
         """Names of the finished stages, in order."""
         return tuple(self._done)
 
-    def add_observer(self, observer: StageObserver) -> None:
+    def add_observer(self, observer: OnStageEvent) -> None:
         """Call an observer with the events of stages, after those added before it."""
         if observer in self._observers:
             raise ValueError("the observer was added already")

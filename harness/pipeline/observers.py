@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from buildlib.builder.runner import StageRecord
+from harness.errors import WrongUseError
 
 _SAMPLE_S = 0.1
 _SAMPLE_PART = 0.01
@@ -67,8 +68,41 @@ class StageFailed:
 
 
 StageEvent = StageStarted | StageStep | StageFinished | StageFailed
-StageObserver = Callable[[StageEvent], object]
+OnStageEvent = Callable[[StageEvent], object]
 """Called with the events of a pipeline, in its thread or a worker's; an error ends the pipeline."""
+
+_METHODS: Mapping[type, tuple[str, ...]] = {
+    StageStarted: ("on_stage_start", "on_stage_started", "on_stage_begin"),
+    StageStep: ("on_stage_step",),
+    StageFinished: ("on_stage_end", "on_stage_finished", "on_stage_complete", "on_stage_completed"),
+    StageFailed: ("on_stage_error", "on_stage_failed", "on_stage_failure"),
+}
+
+
+class StageObserver:
+    """An observer with a method for each kind of event, of which it has those that it needs.
+
+    `on_stage_start`, `on_stage_step`, `on_stage_end`, `on_stage_error`; each takes the event. The
+    vendor's document names the class and no method, so the usual other names are taken, too.
+
+    Raises:
+        WrongUseError: a subclass has a method `on_stage_*` that no event would call.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        known = [name for names in _METHODS.values() for name in names]
+        for name in vars(cls):
+            if name.startswith("on_stage") and name not in known:
+                raise WrongUseError(
+                    f"{cls.__name__}.{name}: no event calls it; there are {', '.join(known)}"
+                )
+
+    def __call__(self, event: StageEvent) -> None:
+        """Hand an event to its method."""
+        for name in _METHODS[type(event)]:
+            if (method := getattr(self, name, None)) is not None:
+                method(event)
 
 
 @dataclass(frozen=True)
@@ -88,7 +122,7 @@ class StageProfile:
     output_bytes: int
 
 
-class StageProfiler:
+class StageProfiler(StageObserver):
     """An observer that records the cost of each stage.
 
     Attributes:
@@ -100,16 +134,23 @@ class StageProfiler:
         self._known: set[tuple[int, int]] = set()
         self._sampler: _MemorySampler | None = None
 
-    def __call__(self, event: StageEvent) -> None:
-        """Sample memory from the start of a stage to its end, and record it then."""
-        if isinstance(event, StageStarted):
-            self._sampler = _MemorySampler()
-        elif not isinstance(event, StageStep) and self._sampler is not None:
+    def on_stage_start(self, event: StageStarted) -> None:  # noqa: ARG002
+        """Sample memory from now on."""
+        self._sampler = _MemorySampler()
+
+    def on_stage_end(self, event: StageFinished) -> None:
+        """Record what the stage cost."""
+        if self._sampler is not None:
             peak, self._sampler = self._sampler.stop(), None
-            if isinstance(event, StageFinished):
-                size = _new_bytes(event.folders, self._known)
-                profile = StageProfile(event.stage, event.seconds, event.reused, peak, size)
-                self.profiles.append(profile)
+            size = _new_bytes(event.folders, self._known)
+            profile = StageProfile(event.stage, event.seconds, event.reused, peak, size)
+            self.profiles.append(profile)
+
+    def on_stage_error(self, event: StageFailed) -> None:  # noqa: ARG002
+        """Sample no longer."""
+        if self._sampler is not None:
+            self._sampler.stop()
+            self._sampler = None
 
 
 @dataclass

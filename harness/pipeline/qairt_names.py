@@ -20,6 +20,9 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "StageRegistry": "harness.pipeline.registry",
             "register_stage": "harness.pipeline.registry",
         },
-        f"{_BASES}.stage_observer": {"StageObserver": "harness.pipeline.observers"},
+        f"{_BASES}.stage_observer": {
+            "StageObserver": "harness.pipeline.observers",
+            "StageProfilerObserver": "harness.pipeline.observers:StageProfiler",
+        },
     }
 )

@@ -17,7 +17,10 @@ from typing import Any
 import pytest
 
 from buildlib.builder.options import M2sStartPoint
+from buildlib.cache.layout import SIDECAR as RECORD
+from buildlib.cache.records import read_files
 from buildlib.checkpoint.layout import MODEL_FILE
+from buildlib.container.container import GenAIContainer
 from buildlib.errors import CacheError, InputFileError, InvalidOptionError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.files import load_model
@@ -26,7 +29,7 @@ from buildlib.lora.config import LoraSet
 from buildlib.passes.arcl import convert_arcl
 from buildlib.qairt_modules import qairt_modules
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.replay import replay
+from buildlib.replay import entry_beside, replay
 from buildlib.speculative.config import LadeBuilderConfig
 from buildlib.toolchains.compile_config import CompileConfig
 from harness.pipeline.registry import StageRegistry
@@ -125,6 +128,32 @@ STAGE = """
     @register_stage("shorten_it")
     class Shorten(Stage):
         Config = StageConfig
+"""
+REPLAY_OTHERS = """
+    import json
+    import qairt
+
+    def config_of(entry):
+        with open(f"{entry}/builder_cache_info.json") as f:
+            return json.load(f)["config"]
+
+    whole = qairt.arcl(qairt.load(f"{source}/model.onnx"), config=config_of(arcl))
+    whole.save("whole")
+    parts = qairt.transform(qairt.load(f"{arcl}/model.onnx"), config=config_of(transform))
+    parts.save("parts")
+    split = qairt.load(f"{transform}/ar1_cl192_1_of_1.onnx")
+    converted = qairt.convert(split, config=config_of(convert))
+    converted.save("my_split.dlc")
+"""
+NAMES = """
+    from qairt.gen_ai_api.builders.gen_ai_builder import GenAIBuilder
+    from qairt.gen_ai_api.builders.gen_ai_builder_htp import GenAIBuilderHTP
+    from qairt.gen_ai_api.containers.gen_ai_container import GenAIContainer
+    from qairt.gen_ai_api.containers.gen_ai_containerable import GenAIContainerable
+    from qairt.experimental.pipeline.torch.common.bases.stage_observer import (
+        StageObserver,
+        StageProfilerObserver,
+    )
 """
 VALIDATE = """
     CompileConfig.model_config["extra"] = "allow"
@@ -294,6 +323,57 @@ def test_the_same_approach_applies_to_other_stages(
         replay(build.records[-2].entry, tmp_path / "other")
 
 
+@pytest.mark.needs("libatomic1")
+def test_they_are_replayed_by_their_documented_names(
+    builder: GenAIBuilderHTP, tmp_path: Path
+) -> None:
+    outputs = builder.plan().outputs()
+    converted = outputs.dlcs[next(iter(outputs.dlcs))][0].parent
+    info = read_files(converted)
+    transformed = entry_beside(converted, info.sources[0]).folder
+    shaped = entry_beside(converted, read_files(transformed).sources[0]).folder
+    source = entry_beside(converted, read_files(shaped).sources[0]).folder
+    scope = run(REPLAY_OTHERS, source=source, arcl=shaped, transform=transformed, convert=converted)
+    assert same_models(tmp_path / "whole", shaped)
+    assert same_models(tmp_path / "parts", transformed)
+    dlc = converted / f"{info.subject}.dlc"
+    assert (tmp_path / "my_split.dlc").stat().st_size == dlc.stat().st_size  # it has a date
+    assert scope["converted"].graph_names == (info.subject,)
+    with pytest.raises(CacheError, match=r"builder_cache_info\.json cannot be read"):
+        run('import qairt; qairt.convert(qairt.load("parts/ar1_cl192_1_of_1.onnx"), config={})')
+
+
+def same_models(copy: Path, entry: Path) -> bool:
+    """Whether a folder has the models of an entry, and nothing that only the cache needs."""
+    names = {path.name for path in entry.iterdir() if path.name not in {RECORD, ".files.json"}}
+    return {path.name for path in copy.iterdir()} == names - {".last_used"} and all(
+        path.read_bytes() == (entry / path.name).read_bytes() for path in copy.glob("*.onnx")
+    )
+
+
+def test_classes_stand_under_the_vendors_paths() -> None:
+    scope = run(NAMES)
+    assert scope["GenAIBuilder"] is scope["GenAIBuilderHTP"] is GenAIBuilderHTP
+    assert scope["GenAIContainerable"] is scope["GenAIContainer"] is GenAIContainer
+    assert issubclass(scope["StageProfilerObserver"], scope["StageObserver"])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("from qairt import QcAutoModelForCausalLM", "use LLMPipeline.from_pretrained"),
+        ("from qairt.experimental.pipeline.torch.llm.pipeline import AimetQuantizer", "technique"),
+        ("from qairt import Model2", "there are load, arcl, transform, convert, compile"),
+        ("from qairt.experimental.torch.auto import QcAutoConfig", "not here: docs/pipeline.md"),
+    ],
+)
+def test_a_name_that_is_not_here_says_what_to_use(line: str, said: str) -> None:
+    with pytest.raises(ImportError, match=said):
+        run(line)
+    with pytest.raises(ModuleNotFoundError, match="No module named"):
+        exec("import qairt.experimental.torch.auto", {})  # noqa: S102
+
+
 def test_names_stay_where_a_session_enters_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     qairt_modules().__enter__()
@@ -314,6 +394,9 @@ def test_names_stay_where_a_session_enters_them(monkeypatch: pytest.MonkeyPatch)
         ("SpinQuant_AdaScale_Recipe", "SpinQuant_AdaScale"),
         ("lpbq_seqmse", "LPBQ_SeqMSE"),
         ("spinquant", "w4a16-spinquant"),
+        ("gptaq", "w4a16"),
+        ("GPTAQ_Recipe", "w4a16"),
+        ("LPBQ", "w4a16-rtn"),
     ],
 )
 def test_documented_names_of_recipes(name: str, recipe: str) -> None:

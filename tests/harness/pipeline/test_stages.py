@@ -19,6 +19,7 @@ from harness.pipeline.observers import (
     StageEvent,
     StageFailed,
     StageFinished,
+    StageObserver,
     StageStarted,
     StageStep,
 )
@@ -148,6 +149,26 @@ def test_a_stage_of_ones_own_is_cached_and_observed(tmp_path: Path) -> None:
     assert entry.config == {"unit": 2, "fails": False}
     assert entry.output["bytes_counted"] > 1000
     assert changed.export(tmp_path / "out").joinpath("count.txt").read_text().isdigit()
+
+
+@pytest.mark.needs("libatomic1")
+def test_an_observer_has_the_methods_that_it_needs(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Ends(StageObserver):
+        def on_stage_start(self, event: StageStarted) -> None:
+            seen.append(f"start {event.stage}")
+
+        def on_stage_error(self, event: StageFailed) -> None:
+            seen.append(f"error {event.stage}")
+
+    pipe, _ = make_pipe(tmp_path, fails=True)
+    pipe.add_observer(Ends())
+    with pytest.raises(WrongUseError, match="cannot be counted"):
+        pipe.construct()
+    assert seen == ["start model_loader", "start count", "error count"]
+    with pytest.raises(WrongUseError, match=r"on_stage_paused: no event calls it; there are on_st"):
+        type("Odd", (StageObserver,), {"on_stage_paused": Ends.on_stage_start})
 
 
 @pytest.mark.needs("libatomic1")
