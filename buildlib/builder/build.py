@@ -11,7 +11,7 @@ from pathlib import Path
 from buildlib.builder.model_folder import check_loss, load_factors
 from buildlib.builder.model_place import hub_origin
 from buildlib.builder.options import SplitModelConfig
-from buildlib.builder.parts import Part, all_parts
+from buildlib.builder.parts import GENIE, Part
 from buildlib.builder.plan import BuildPlan, compile_cost, quantized_bytes
 from buildlib.builder.runner import OnStage, StageRecord, StageRunner
 from buildlib.builder.sources import CheckpointSource, ModelSource, OnnxSource
@@ -19,7 +19,6 @@ from buildlib.builder.stage import CachedStage
 from buildlib.builder.stage_graph import Load, StageGraph, StageNode, UnmadeError
 from buildlib.builder.stages.add_forecast import AddForecast
 from buildlib.builder.stages.add_lora import BEYOND_FILE, AddLora
-from buildlib.builder.stages.apply_contract import ApplyMllmContract
 from buildlib.builder.stages.arcl import ConvertShape
 from buildlib.builder.stages.author import AuthorModel
 from buildlib.builder.stages.compile_part import CompilePart
@@ -54,7 +53,6 @@ from buildlib.passes.balance import (
     choose_emulated_splits,
     choose_splits,
 )
-from buildlib.passes.mllm_contract import MLLM_CONTRACT
 from buildlib.passes.split import weights_by_segment
 from buildlib.paths import plain_path
 from buildlib.quantize.grids import check_shared_caches
@@ -292,10 +290,11 @@ class Build:
             sharing: the last version of the main model, if this is an attached one.
         """
         additions, quantization = self.plan.additions, self.plan.options.quantization
-        if self.plan.contract == MLLM_CONTRACT and quantization.kv_bitwidth is None:
-            quantization = quantization.model_copy(update={"kv_bitwidth": 8})
+        contract = self.plan.contract
+        if contract.kv_bitwidth is not None and quantization.kv_bitwidth is None:
+            quantization = quantization.model_copy(update={"kv_bitwidth": contract.kv_bitwidth})
         alone = additions.lora is None and additions.embedding is None
-        if not alone or additions.speculative is not None or self.plan.contract == MLLM_CONTRACT:
+        if not alone or additions.speculative is not None or contract != GENIE:
             quantization = quantization.model_copy(update={"spreading": False})
         main = self.sources.main
         if sharing is not None and isinstance(main, OnnxSource) and main.encodings is not None:
@@ -365,7 +364,7 @@ class Build:
         """Take canonical models to the container; their sizes decide the number of parts."""
         main, options = models[self.sources.main], plan.options.split_model
         n_parts = options.num_splits or _count_parts(main.entry, plan)
-        parts = all_parts(n_parts, plan.contract)
+        parts = plan.contract.parts(n_parts)
         names = {part: part.binary_name(self.name) for part in parts}
         composition = compose(plan, main.prepared, list(names.values()))
         extras = {name: file.path for name, file in composition.extras.items()}
@@ -440,12 +439,11 @@ class Build:
             one: graph.runner.watch.hash({one.provider: one.library})[one.provider]
             for one in plan.additions.host_packages
         }
-        adapted = dict(splits)
-        if plan.contract == MLLM_CONTRACT:
-            positions = plan.context_lengths[-1] + plan.ars[-1]
-            for shape, entry in splits.items():
-                contract = ApplyMllmContract(entry, models[shape], shape, positions)
-                adapted[shape] = graph.add(contract, sources[shape])
+        adapted, positions = dict(splits), plan.context_lengths[-1] + plan.ars[-1]
+        for shape, entry in splits.items():
+            contracted = plan.contract.stage(entry, models[shape], shape, positions)
+            if contracted is not None:
+                adapted[shape] = graph.add(contracted, sources[shape])
         artifacts = BuiltParts(plan, arcl, splits, adapted)
         for part, name in names.items():
             load = cache(partial(artifacts.load, part))

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from buildlib.container.dlc import inspect_dlc
+from buildlib.builder.stage import CachedStage
+from buildlib.cache.layout import CacheEntry
 from buildlib.container.layout import binary_name
 from buildlib.container.manifest import GENIE_CONTRACT
 from buildlib.graph.shape import GraphShape
-from buildlib.passes.mllm_contract import MLLM_CONTRACT, graph_name, place
 from buildlib.toolchains.base import GraphPorts
 
 
@@ -40,29 +41,37 @@ class Part:
         return None
 
 
-class MllmPart(Part):
-    """A whole model in mllm's contract, which has one context length."""
+@dataclass(frozen=True)
+class GraphContract:
+    """Names and order of the inputs and outputs of graphs; these are Genie's, others are plugins'.
 
-    def graph(self, shape: GraphShape) -> str:
-        """Return the name by which mllm's runners find the graph."""
-        return graph_name(shape.ar)
+    Attributes:
+        name: see `buildlib.toolchains.qnn.contracts`.
+        kv_bitwidth: of its caches; None where it takes any.
+    """
 
-    def binary_name(self, model: str) -> str:
-        """Return the name of the context binary."""
-        return f"{model}.bin"
+    name: str = GENIE_CONTRACT
+    kv_bitwidth: Literal[8, 16] | None = None
 
-    def ports(self, dlc: Path) -> GraphPorts | None:
-        """Return the ports of a graph as mllm hands them over, which goes by order."""
-        (graph,) = inspect_dlc(dlc).graphs
-        inputs, outputs = (
-            tuple(sorted(infos, key=lambda info: place(info.name)))
-            for infos in (graph.inputs, graph.outputs)
-        )
-        return GraphPorts(inputs, outputs)
+    def parts(self, count: int) -> tuple[Part, ...]:
+        """Return all parts of a model in the order of data flow."""
+        return tuple(Part(number, count) for number in range(1, count + 1))
+
+    def stage(
+        self,
+        split: CacheEntry,  # noqa: ARG002
+        model: CacheEntry,  # noqa: ARG002
+        shape: GraphShape,  # noqa: ARG002
+        positions: int,  # noqa: ARG002
+    ) -> CachedStage | None:
+        """Return the stage that gives the parts of a model at a shape this contract, if any.
+
+        Args:
+            split: the parts in Genie's contract.
+            model: that they were made of, with its configuration.
+            positions: of the longest context, and of the padding that may follow.
+        """
+        return None
 
 
-def all_parts(count: int, contract: str = GENIE_CONTRACT) -> tuple[Part, ...]:
-    """Return all parts of a model in the order of data flow; in mllm's contract there is one."""
-    if contract == MLLM_CONTRACT:
-        return (MllmPart(1, 1),)
-    return tuple(Part(number, count) for number in range(1, count + 1))
+GENIE = GraphContract()

@@ -12,8 +12,7 @@ from buildlib.builder.options import (
     OptionValue,
     SplitModelConfig,
 )
-from buildlib.builder.parts import Part
-from buildlib.container.manifest import GENIE_CONTRACT
+from buildlib.builder.parts import GENIE, GraphContract, Part
 from buildlib.container.op_packages import (
     OpPackage,
     added_operations,
@@ -112,8 +111,7 @@ class BuildPlan:
         mha2sha: of single ARs, in place of that in `options`.
         shapes: graphs to make, by context length and then from decode to prefill; none when the
             model keeps the shape that it has (`at`).
-        contract: names and order of the inputs and outputs of its graphs; that of mllm is for whole
-            models at one context length, with nothing added.
+        contract: names and order of the inputs and outputs of its graphs.
     """
 
     options: BuildOptions
@@ -122,7 +120,7 @@ class BuildPlan:
     graph_options: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
     mha2sha: Mapping[int, MhaConfig] = field(default_factory=dict)
     shapes: tuple[GraphShape, ...] = ()
-    contract: str = GENIE_CONTRACT
+    contract: GraphContract = GENIE
 
     def checked(self, *, n_layers: int | None = None, spread: bool = False) -> "BuildPlan":
         """Return a copy with its shapes; refuse options that do not fit each other.
@@ -191,7 +189,7 @@ class BuildPlan:
             **own,
             **self.additions.as_options(),
             **({"skip_ar_conversion": True} if self.options.skip_ar_conversion else {}),
-            **({"contract": self.contract} if self.contract != GENIE_CONTRACT else {}),
+            **({"contract": self.contract.name} if self.contract != GENIE else {}),
         }
 
     def compile_configs(self) -> Iterator[CompileConfig]:
@@ -220,7 +218,7 @@ class BuildPlan:
 
 
 def graph_shapes(
-    options: ARnContextLengthConfig, contract: str = GENIE_CONTRACT
+    options: ARnContextLengthConfig, contract: GraphContract = GENIE
 ) -> tuple[GraphShape, ...]:
     """Return the shape of every AR at every context length."""
     ars = _sorted("arn_cl_options.auto_regression_number", options.auto_regression_number)
@@ -228,7 +226,7 @@ def graph_shapes(
     if ars[0] != 1:
         key = "arn_cl_options.auto_regression_number"
         raise InvalidOptionError(key, f"{ars} has no 1: Genie decodes with an AR-1 graph", ())
-    for cl in lengths if contract == GENIE_CONTRACT else ():
+    for cl in lengths if contract == GENIE else ():
         if cl % 2 == 0 and cl // 2 in ars[1:]:
             # CL - AR is AR then: the inputs of the cache are as long as its outputs.
             reason = (

@@ -54,8 +54,11 @@ class CachedStage(ABC):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Modules whose code decides its output: its own, and those of plugins that it uses."""
-        return (type(self).__module__,)
+        """Modules whose code decides its output: its own, and those of plugins that it uses.
+
+        A field may be an object of a plugin.
+        """
+        return tuple(dict.fromkeys(type(each).__module__ for each in (self, *vars(self).values())))
 
     def entries(self) -> Iterator[CacheEntry]:
         """Yield the outputs of other stages among its fields."""

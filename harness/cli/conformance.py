@@ -22,9 +22,9 @@ from buildlib.toolchains.qairt.toolchain import QairtToolchain
 from buildlib.toolchains.registry import open_toolchain
 from harness.cli.arguments import WAIT_S, Json, ToolchainOptions, Wait, read_text, write_file
 from harness.cli.completion import complete_devices, complete_socs
-from harness.cli.device_lease import lease_device
+from harness.cli.device_lease import lease_device, virtual_device
 from harness.cli.groups import with_groups
-from harness.cli.rehearse import check_bundle, prompt_lengths, virtual_device, without_spill
+from harness.cli.rehearse import check_bundle, prompt_lengths, without_spill
 from harness.console import answers, print_json, print_remark
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device

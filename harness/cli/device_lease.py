@@ -7,15 +7,18 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from harness.cli.arguments import DeviceOptions, RunOptions
+from buildlib.container.container import GenAIContainer
+from buildlib.targets import parse_target
+from harness.cli.arguments import WAIT_S, DeviceOptions, RunOptions
 from harness.cli.progress import deploy_progress, tell_running
 from harness.console import print_remark
+from harness.devices.adb.server import ensure_server, stop_if_ours
 from harness.devices.device import Device
-from harness.devices.spec import DeviceSpec
+from harness.devices.spec import DeviceSpec, find_type
 from harness.errors import HarnessError, LeaseLostError, LeaseTimeoutError, one_line
 from harness.pool.failure_policy import Work, work_id
 from harness.pool.lease import Lease
-from harness.pool.pool import Pool, find_config, host_devices
+from harness.pool.pool import Pool, find_config, host_devices, trusted_users
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.pool.status import describe_wait
@@ -201,3 +204,20 @@ def open_session(model: Model, options: DeviceOptions, *, command: str) -> Itera
         Session(device, model, settings) as session,
     ):
         yield session
+
+
+@contextmanager
+def virtual_device(container: GenAIContainer) -> Iterator[Device]:
+    """Lease a virtual device of the container's SoC that runs for the block."""
+    soc = parse_target(container.metadata.target.name).soc.name
+    server = ensure_server(trusted_users=trusted_users())
+    try:
+        with (
+            find_type("virtual").running(
+                f"rehearse-{soc.lower()}", soc, server, print_remark
+            ) as serial,
+            lease_device(serial, wait_s=WAIT_S, purpose="a rehearsal") as device,
+        ):
+            yield device
+    finally:
+        stop_if_ours(server)

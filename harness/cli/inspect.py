@@ -34,13 +34,17 @@ from buildlib.container.op_packages import registrations
 from buildlib.encoder.interface import EncoderConfig
 from buildlib.errors import InputFileError, ModelFileError
 from buildlib.gguf import SUFFIX, GgufHeader
-from buildlib.mllm.parameter_file import read_parameters
 from buildlib.sizes import size_text
 from buildlib.speculative.agreement import SPECULATIVE
 from buildlib.toolchains.base import BinaryInfo, TensorInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import Json
-from harness.cli.tensors import alike, common_name, print_facts, print_tensors, read_binaries
+from harness.cli.tensors import (
+    print_facts,
+    print_shapes,
+    print_tensors,
+    read_binaries,
+)
 from harness.console import answers, print_json, print_rows
 from harness.runtimes.genie.speculation import describe
 
@@ -51,8 +55,8 @@ def inspect(
     path: Annotated[
         Path,
         typer.Argument(
-            help="The folder of a container or of a checkpoint, a context binary, a DLC, a GGUF, a "
-            "`.mllm` file, or an entry of the cache."
+            help="The folder of a container or of a checkpoint, a context binary, a DLC, a GGUF, "
+            "or an entry of the cache."
         ),
     ],
     tensors: Annotated[
@@ -74,8 +78,6 @@ def inspect(
         _inspect_entry(path, every=tensors, json=json)
     elif path.suffix == SUFFIX and path.is_file():
         _inspect_gguf(GgufHeader.read(path), every=tensors, json=json)
-    elif path.suffix == ".mllm":
-        _inspect_parameters(path, every=tensors, json=json)
     elif path.is_file():
         info = _read(path)
         if json:
@@ -166,34 +168,7 @@ def _inspect_gguf(header: GgufHeader, *, every: bool, json: bool) -> None:
         "chat template": "none" if template is None else "yes",
     }
     print_facts(answers(), facts)
-    _print_shapes(infos, every=every)
-
-
-def _print_shapes(infos: list[TensorInfo], *, every: bool) -> None:
-    """Print names, shapes and types of a file's tensors, equal ones in one line."""
-    rows = [
-        [common_name([t.name for t in group]), "x".join(map(str, group[0].shape)), group[0].dtype]
-        for group in ([[info] for info in infos] if every else alike(infos))
-    ]
-    print_rows(("tensor", "shape", "type"), rows)
-
-
-def _inspect_parameters(path: Path, *, every: bool, json: bool) -> None:
-    file = read_parameters(path)
-    infos = [TensorInfo(t.name, t.shape, t.dtype, None) for t in file.tensors.values()]
-    if json:
-        tensors = [{"name": t.name, "shape": t.shape, "dtype": t.dtype} for t in infos]
-        about = {"version": file.version, "model_name": file.model_name, "tensors": tensors}
-        print_json({"mllm": about})
-        return
-    facts = {
-        "format": f"mllm's parameters, version {file.version}",
-        "model": file.model_name,
-        "size": size_text(file.n_bytes),
-        "tensors": len(infos),
-    }
-    print_facts(answers(), facts)
-    _print_shapes(infos, every=every)
+    print_shapes(infos, every=every)
 
 
 def _inspect_container(path: Path, *, every: bool, json: bool) -> None:

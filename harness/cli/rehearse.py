@@ -3,7 +3,6 @@
 import dataclasses
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,20 +12,15 @@ import typer
 from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import GENIE_CONTRACT
 from buildlib.replay import emulator_twin
-from buildlib.targets import parse_target
 from buildlib.toolchains.base import GraphInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from harness.cli.arguments import WAIT_S, CacheDir, ContainerDir, Json
+from harness.cli.arguments import CacheDir, ContainerDir, Json
 from harness.cli.bundle import bundle_for_device
 from harness.cli.completion import complete_devices
-from harness.cli.device_lease import lease_device
+from harness.cli.device_lease import virtual_device
 from harness.console import answers, print_json, print_remark
-from harness.devices.adb.server import ensure_server, stop_if_ours
-from harness.devices.device import Device
-from harness.devices.spec import find_type
 from harness.errors import GenieMissingError, WrongUseError
 from harness.exit_codes import BAD
-from harness.pool.pool import trusted_users
 from harness.runtimes.base import DecodesSteps, Generates, GenerationRequest, StepWindow
 from harness.runtimes.bundles.checks import find_faults
 from harness.runtimes.context_limit import ContextLimit
@@ -253,20 +247,3 @@ def _compare(
         if not differing:
             detail = f"gives {owner}'s tokens, {len(lengths)} of {len(lengths)} answers"
         yield Check(runtime, holds=not differing, detail=detail)
-
-
-@contextmanager
-def virtual_device(twin: GenAIContainer) -> Iterator[Device]:
-    """Lease a virtual device of the container's SoC that runs for the block."""
-    soc = parse_target(twin.metadata.target.name).soc.name
-    server = ensure_server(trusted_users=trusted_users())
-    try:
-        with (
-            find_type("virtual").running(
-                f"rehearse-{soc.lower()}", soc, server, print_remark
-            ) as serial,
-            lease_device(serial, wait_s=WAIT_S, purpose="a rehearsal") as device,
-        ):
-            yield device
-    finally:
-        stop_if_ours(server)

@@ -11,7 +11,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.errors import ToolchainMissingError
 from buildlib.toolchains.base import BinaryInfo, TensorInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from harness.console import print_remark
+from harness.console import print_remark, print_rows
 
 _NUMBER = re.compile(r"\d+")
 
@@ -89,3 +89,12 @@ def _text(value: object) -> str:
     if isinstance(value, (tuple, list)):
         return ", ".join(map(str, value))
     return str(value)
+
+
+def print_shapes(infos: list[TensorInfo], *, every: bool) -> None:
+    """Print names, shapes and types of a file's tensors, equal ones in one line."""
+    rows = [
+        [common_name([t.name for t in group]), "x".join(map(str, group[0].shape)), group[0].dtype]
+        for group in ([[info] for info in infos] if every else alike(infos))
+    ]
+    print_rows(("tensor", "shape", "type"), rows)

@@ -21,7 +21,6 @@ _MODULES: Mapping[str, str] = MappingProxyType(
     {
         "genie": "harness.runtimes.genie.runtime",
         "graph": "harness.runtimes.graph.runtime",
-        "mllm": "harness.runtimes.mllm",
     }
 )
 

@@ -11,7 +11,6 @@ prepare_draft        hidden states as an output; the draft head that reads them
 extract_embedding    the embedding table as a file of its own
 arcl                 float ONNX → float ONNX at another (AR, CL)
 transform            float ONNX → its parts, cut at layer boundaries, single-head
-apply_contract       a whole model with the inputs and outputs of mllm's runners
 quantize_weights     integer weights of a part, once for all its shapes
 convert              part with encodings → QDQ ONNX → DLC
 compile_part         DLCs of one part → context binary

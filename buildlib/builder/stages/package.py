@@ -179,7 +179,7 @@ class Package(CachedStage):
             options={**plan.as_options(), "split_model.num_splits": len(self.binaries)},
             extras=extras,
             op_packages=plan.additions.op_packages,
-            contract=plan.contract,
+            contract=plan.contract.name,
             loss=load_loss(prepared.model),
         )
         write_container(draft, folder / CONTAINER, speculation=self._compare)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from buildlib.errors import InvalidOptionError, ToolchainError, ToolchainMissingError
 from buildlib.files import atomic_path
-from buildlib.mllm.config import AotConfig, Family, ModelConfig, fixed_by_mllm
 from buildlib.toolchains.child_process import Program, run_program
+from plugins.mllm.config import AotConfig, Family, ModelConfig, fixed_by_mllm
 
 _TIMEOUT_S = 4 * 3600.0
 _GARBAGE = ("block size", "head", "biases")

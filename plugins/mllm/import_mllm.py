@@ -11,10 +11,10 @@ from buildlib.checkpoint.tokenizer import write_configuration
 from buildlib.encodings.files import save_encodings
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
-from buildlib.mllm.canonical import restore_encodings, write_checkpoint
-from buildlib.mllm.config import AotConfig, ModelConfig
-from buildlib.mllm.parameter_file import ParameterFile
 from buildlib.quantize.recipe import complete_encodings
+from plugins.mllm.canonical import restore_encodings, write_checkpoint
+from plugins.mllm.config import AotConfig, ModelConfig
+from plugins.mllm.parameter_file import ParameterFile
 
 
 @dataclass(frozen=True)

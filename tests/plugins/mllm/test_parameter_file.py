@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from buildlib.errors import InputFileError, ModelFileError
-from buildlib.mllm.parameter_file import ParameterFile, read_parameters, write_parameters
-from buildlib.mllm.tensors import Tensor, read_safetensors, write_safetensors
+from plugins.mllm.parameter_file import ParameterFile, read_parameters, write_parameters
+from plugins.mllm.tensors import Tensor, read_safetensors, write_safetensors
 
 _Q = "model.layers.0.self_attn.q_proj"
 # SHA-256 of the file that `ModelFileV2` of mllm b9c3070 writes for `_arrays`, static or streaming.

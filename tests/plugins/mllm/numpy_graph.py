@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from buildlib.mllm.config import Family, ModelConfig
-from buildlib.mllm.tensors import Tensor
+from plugins.mllm.config import Family, ModelConfig
+from plugins.mllm.tensors import Tensor
 
 Array = npt.NDArray[np.float64]
 

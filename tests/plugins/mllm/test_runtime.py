@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 import yaml
 
-from buildlib.builder.mllm import MllmFiles, plan_context
-from buildlib.mllm.config import write_config
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.devices.device import Device
 from harness.errors import HostFileError, RunnerError, RuntimeOutputError, WrongUseError
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationRequest, RuntimeOptions
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.mllm import parse_answer, parse_summary
 from harness.runtimes.registry import open_model
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.session import Session
+from plugins.mllm.config import write_config
+from plugins.mllm.context import MllmFiles, plan_context
+from plugins.mllm.runtime import parse_answer, parse_summary
 from tests.buildlib.conftest import MakeCheckpoint
 from tests.command_line import qnnfarm
 from tests.harness.runtimes.test_stand_ins import library, program
-from tests.mllm_files import write_files
+from tests.plugins.mllm.mllm_files import write_files
 
 CL = 1024
 

@@ -7,23 +7,24 @@ from pathlib import Path
 from buildlib.builder.build import Build, Sources
 from buildlib.builder.build_options import BuildOptions
 from buildlib.builder.options import ARnContextLengthConfig, SplitModelConfig
+from buildlib.builder.parts import GraphContract
 from buildlib.builder.plan import BuildPlan
 from buildlib.builder.runner import OnStage, StageRunner
 from buildlib.builder.sources import OnnxSource
-from buildlib.builder.stages.import_mllm import ImportMllm
 from buildlib.cache.store import StageCache
 from buildlib.checkpoint.layout import CONFIG_FILE, GENERATION_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.chat_template import ChatTemplate
 from buildlib.errors import InputFileError
 from buildlib.files import check_file
 from buildlib.graph.shape import GraphShape
-from buildlib.mllm.config import AotConfig, ModelConfig, chipset_of
-from buildlib.mllm.contents import check_contents
-from buildlib.mllm.parameter_file import read_parameters
-from buildlib.passes.mllm_contract import MLLM_CONTRACT
 from buildlib.targets import Target, catalog, find_soc
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
+from plugins.mllm.apply_contract import MLLM
+from plugins.mllm.config import AotConfig, ModelConfig, chipset_of
+from plugins.mllm.contents import check_contents
+from plugins.mllm.import_mllm import ImportMllm
+from plugins.mllm.parameter_file import read_parameters
 
 _ON_QNN = {"graph_on_qnn": ("model",), "op_on_qnn": ("lm_head",)}
 
@@ -83,7 +84,7 @@ def plan_context(
     cache_root: Path,
     toolchain: Toolchain,
     *,
-    contract: str = MLLM_CONTRACT,
+    contract: GraphContract = MLLM,
     on_stage: OnStage | None = None,
 ) -> Build:
     """Import a `.mllm` file, and return the build of its container.

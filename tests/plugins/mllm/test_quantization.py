@@ -14,16 +14,16 @@ from safetensors.numpy import load_file, save_file
 from buildlib.checkpoint.config import load_checkpoint_config
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.errors import InputFileError, InvalidOptionError, ModelFileError
-from buildlib.mllm.config import AotConfig, Family, ModelConfig, make_configs
-from buildlib.mllm.contents import check_contents, expected_tensors
-from buildlib.mllm.quantization import Technique, quantize_checkpoint
-from buildlib.mllm.tensors import Tensor, read_safetensors
 from buildlib.targets import find_soc
+from plugins.mllm.config import AotConfig, Family, ModelConfig, make_configs
+from plugins.mllm.contents import check_contents, expected_tensors
+from plugins.mllm.quantization import Technique, quantize_checkpoint
+from plugins.mllm.tensors import Tensor, read_safetensors
 from suites.models import tiny_llama
 from tests.buildlib.conftest import MakeCheckpoint
-from tests.buildlib.mllm.numpy_graph import NumpyGraph
 from tests.buildlib.model_folders import LLAMA3_SCALING
 from tests.campaigns import say
+from tests.plugins.mllm.numpy_graph import NumpyGraph
 from tools.tiny_llama.architecture import Architecture
 from tools.tiny_llama.numpy_model import load_weights, logits
 

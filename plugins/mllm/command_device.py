@@ -11,38 +11,37 @@ import numpy as np
 import typer
 import yaml
 
-from buildlib.builder.mllm import MllmFiles, plan_context
 from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import is_container
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import link_into
-from buildlib.mllm.compiler import check_compilable, compile_context, find_compiler
-from buildlib.mllm.config import RUNNER_CL, AotConfig, ModelConfig
-from buildlib.mllm.contents import size_name
 from buildlib.numerics.host_loop import feed_window
 from buildlib.paths import default_cache_root
 from buildlib.replay import emulator_twin
 from buildlib.sizes import size_text
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from harness.cli.aot_files import read_configs
 from harness.cli.arguments import DeviceOptions, Json, RunOptions, absolute
-from harness.cli.device_lease import open_session
+from harness.cli.device_lease import open_session, virtual_device
 from harness.cli.generate import answer
 from harness.cli.groups import with_groups
 from harness.cli.progress import BuildBar
-from harness.cli.rehearse import virtual_device
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.deploy.deployment import Deployment
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 from harness.runtimes.base import Framing, Generates, GenerationRequest, Model
 from harness.runtimes.deployed import DeployedRuntime
-from harness.runtimes.mllm import MllmDescription, MllmModel, check_binary, described_model
 from harness.runtimes.registry import open_model
 from harness.workloads.bench_prompt import cut_prompt
 from harness.workloads.generate import Generate
 from harness.workloads.reference import open_float
 from harness.workloads.session import Session
+from plugins.mllm.command_files import read_configs
+from plugins.mllm.compiler import check_compilable, compile_context, find_compiler
+from plugins.mllm.config import RUNNER_CL, AotConfig, ModelConfig
+from plugins.mllm.contents import size_name
+from plugins.mllm.context import MllmFiles, plan_context
+from plugins.mllm.runtime import MllmDescription, MllmModel, check_binary, described_model
 
 _TOKENIZER = "tokenizer.json"
 _PROMPTS, _PROMPT_TOKENS, _ANSWER_TOKENS = 20, 24, 16

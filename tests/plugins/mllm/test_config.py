@@ -8,7 +8,8 @@ import pytest
 
 from buildlib.checkpoint.config import load_checkpoint_config
 from buildlib.errors import InputFileError, InvalidOptionError
-from buildlib.mllm.config import (
+from buildlib.targets import find_soc
+from plugins.mllm.config import (
     AotConfig,
     ModelConfig,
     check_pair,
@@ -18,7 +19,6 @@ from buildlib.mllm.config import (
     read_model_config,
     write_config,
 )
-from buildlib.targets import find_soc
 from suites.models import tiny_llama
 
 _MODEL: dict[str, Any] = {

@@ -2,8 +2,8 @@
 
 import typer
 
-from harness.cli.aot_device import compile_, push, run
-from harness.cli.aot_files import convert, init, quantize
+from plugins.mllm.command_device import compile_, push, run
+from plugins.mllm.command_files import convert, init, inspect, quantize
 
 app = typer.Typer(
     help="mllm's ahead-of-time flow on QNN: its configurations, quantized parameters and files.",
@@ -14,6 +14,7 @@ app = typer.Typer(
 app.command("init")(init)
 app.command("quantize")(quantize)
 app.command("convert")(convert)
+app.command("inspect")(inspect)
 app.command("compile")(compile_)
 app.command("push")(push)
 app.command("run")(run)

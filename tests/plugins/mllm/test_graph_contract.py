@@ -8,7 +8,7 @@ import pytest
 from buildlib.errors import ModelFileError
 from buildlib.graph.files import load_model
 from buildlib.graph.values import static_shape
-from buildlib.passes.mllm_contract import MllmContract
+from plugins.mllm.graph_contract import MllmContract
 from tests.buildlib.onnx_models import run_once
 from tests.buildlib.passes.decoders import SHAPE, Kind, make_decoder
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from buildlib.encodings.model import Encoding, asymmetric_encoding, symmetric_encoding
 from buildlib.graph import interface
-from buildlib.mllm.config import Family, ModelConfig
 from buildlib.quantize.calibration import Range
+from plugins.mllm.config import Family, ModelConfig
 
 SUFFIX = ".fake_quant"
 """Between the name of an activation and its `.scale` and `.zero_point`."""

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from buildlib.builder.mllm import MllmFiles
 from buildlib.checkpoint.config import load_checkpoint_config
-from buildlib.mllm.config import make_configs, write_config
-from buildlib.mllm.parameter_file import write_parameters
-from buildlib.mllm.quantization import quantize_checkpoint
-from buildlib.mllm.tensors import read_safetensors
 from buildlib.targets import find_soc
+from plugins.mllm.config import make_configs, write_config
+from plugins.mllm.context import MllmFiles
+from plugins.mllm.parameter_file import write_parameters
+from plugins.mllm.quantization import quantize_checkpoint
+from plugins.mllm.tensors import read_safetensors
 
 QWEN = {
     "model_type": "qwen3",

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from buildlib.mllm.parameter_file import read_parameters
+from plugins.mllm.parameter_file import read_parameters
 from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
 
@@ -23,9 +23,9 @@ def test_the_first_stage_as_mllms_document_has_it(qnnfarm: Run, tmp_path: Path) 
     done = qnnfarm("aot", "convert", *paths, "--verbose")
     assert "model.norm.weight uint16 [144]" in done.stdout, done.stderr
     assert next(iter(read_parameters(out).tensors)) == "lm_head.scale1"
-    answer = json.loads(qnnfarm("inspect", out, "--json").stdout)
+    answer = json.loads(qnnfarm("aot", "inspect", out, "--json").stdout)
     assert (answer["mllm"]["version"], len(answer["mllm"]["tensors"])) == (2, 407)
-    shown = qnnfarm("inspect", out).stdout
+    shown = qnnfarm("aot", "inspect", out).stdout
     assert "model.layers.{0..3}.mlp.down_proj.weight" in "".join(shown.split())
     out.write_bytes(out.read_bytes()[:-9])
     damaged = qnnfarm("aot", "convert", "--input-path", out, "--output-path", tmp_path / "x.mllm")

@@ -9,13 +9,13 @@ import pytest
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.encodings.grid import weight_grid
 from buildlib.encodings.model import Encoding
-from buildlib.mllm.canonical import restore_encodings, write_checkpoint
-from buildlib.mllm.config import ModelConfig
-from buildlib.mllm.contents import linears
-from buildlib.mllm.parameter_file import read_parameters
-from buildlib.mllm.tensors import Tensor
+from plugins.mllm.canonical import restore_encodings, write_checkpoint
+from plugins.mllm.config import ModelConfig
+from plugins.mllm.contents import linears
+from plugins.mllm.parameter_file import read_parameters
+from plugins.mllm.tensors import Tensor
 from tests.buildlib.conftest import MakeCheckpoint
-from tests.mllm_files import write_files
+from tests.plugins.mllm.mllm_files import write_files
 
 
 def restore(

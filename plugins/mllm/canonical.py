@@ -17,11 +17,11 @@ import numpy.typing as npt
 from buildlib.checkpoint.layout import CONFIG_FILE
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.files import atomic_write_bytes
-from buildlib.mllm.activations import SUFFIX, activations
-from buildlib.mllm.config import AotConfig, ModelConfig
-from buildlib.mllm.contents import EMBEDDING, HEAD, Linear, head_bits, linears, norms
-from buildlib.mllm.tensors import Tensor, write_safetensors
 from buildlib.quantize.bitwidths import INPUT_STEP
+from plugins.mllm.activations import SUFFIX, activations
+from plugins.mllm.config import AotConfig, ModelConfig
+from plugins.mllm.contents import EMBEDDING, HEAD, Linear, head_bits, linears, norms
+from plugins.mllm.tensors import Tensor, write_safetensors
 
 _BITS = 4
 _CHUNK_VALUES = 1 << 22

@@ -7,17 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from buildlib.builder.mllm import MllmFiles, plan_context
+from buildlib.builder.parts import GENIE
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.container.htp_config import htp_config
 from buildlib.errors import BuildError, InputFileError
 from buildlib.foreign.importer import import_artifact
 from buildlib.graph.rope import rope_tables
-from buildlib.passes.mllm_contract import find_fault
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from plugins.mllm.apply_contract import MLLM
+from plugins.mllm.context import MllmFiles, plan_context
+from plugins.mllm.graph_contract import find_fault
 from tests.buildlib.conftest import MakeCheckpoint
-from tests.mllm_files import write_files
+from tests.plugins.mllm.mllm_files import write_files
 
 AR, CL = 20, 100
 
@@ -31,10 +33,10 @@ def test_both_contracts_compute_the_same_bits(
     toolchain, cache = OrtQnnToolchain(), tmp_path / "cache"
     target = files.target(emulator=True)
     outputs = {
-        contract: plan_context(
+        contract.name: plan_context(
             files, "m", AR, target, cache, toolchain, contract=contract
         ).outputs()
-        for contract in ("mllm", "genie")
+        for contract in (MLLM, GENIE)
     }
     container = GenAIContainer.load(outputs["mllm"].container)
     assert container.metadata.contract == "mllm"

@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 from buildlib.errors import InputFileError
 from buildlib.files import atomic_write, check_file
-from buildlib.mllm.tensors import Tensor, stored_dtype, write_data
+from plugins.mllm.tensors import Tensor, stored_dtype, write_data
 
 _HEADER, _LINE = struct.Struct("<II512sIQ"), struct.Struct("<IIQQQ16i256s")
 _HEADER_1, _NAME_1, _LINE_1 = struct.Struct("<iQ"), struct.Struct("<I"), struct.Struct("<QQi")

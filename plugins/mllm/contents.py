@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildlib.errors import InputFileError
-from buildlib.mllm.activations import SUFFIX, activations
-from buildlib.mllm.config import AotConfig, HeadBits, ModelConfig
-from buildlib.mllm.tensors import Tensor
+from plugins.mllm.activations import SUFFIX, activations
+from plugins.mllm.config import AotConfig, HeadBits, ModelConfig
+from plugins.mllm.tensors import Tensor
 
 Kind = tuple[str, tuple[int, ...]]
 """Type and shape of a tensor."""

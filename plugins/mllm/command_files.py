@@ -12,7 +12,15 @@ from buildlib.builder.sources import find_source
 from buildlib.checkpoint.config import load_checkpoint_config
 from buildlib.checkpoint.layout import CONFIG_FILE
 from buildlib.files import atomic_write_bytes
-from buildlib.mllm.config import (
+from buildlib.paths import user_path
+from buildlib.sizes import size_text
+from buildlib.targets import find_soc
+from buildlib.toolchains.base import TensorInfo
+from harness.cli.arguments import Json, read_text
+from harness.cli.tensors import print_facts, print_shapes
+from harness.console import answers, print_json, print_remark, progress
+from harness.errors import WrongUseError
+from plugins.mllm.config import (
     AotConfig,
     ModelConfig,
     check_pair,
@@ -22,15 +30,10 @@ from buildlib.mllm.config import (
     read_model_config,
     write_config,
 )
-from buildlib.mllm.contents import size_name
-from buildlib.mllm.parameter_file import read_parameters, write_parameters
-from buildlib.mllm.quantization import quantize_checkpoint
-from buildlib.mllm.tensors import read_safetensors
-from buildlib.paths import user_path
-from buildlib.targets import find_soc
-from harness.cli.arguments import read_text
-from harness.console import answers, print_remark, progress
-from harness.errors import WrongUseError
+from plugins.mllm.contents import size_name
+from plugins.mllm.parameter_file import read_parameters, write_parameters
+from plugins.mllm.quantization import quantize_checkpoint
+from plugins.mllm.tensors import read_safetensors
 
 _CONFIG, _AOT_CONFIG = "config_", "qnn_aot_cfg_"
 _TARGET = "SM8650"  # of mllm's own example
@@ -271,6 +274,34 @@ def choose_configs(
         return models[0], aots[0]
     names = ", ".join(path.name for path in (*models, *aots))
     raise WrongUseError(f"{folder} has {names}; name a pair with --config and --aot-config")
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A `.mllm` file of version 1 or 2.")],
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="Show every tensor, not one line for equal ones.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show version, size and tensors of a `.mllm` file.
+
+    Example: qnnfarm aot inspect x.mllm
+    """
+    file = read_parameters(path)
+    infos = [TensorInfo(t.name, t.shape, t.dtype, None) for t in file.tensors.values()]
+    if json:
+        found = [{"name": t.name, "shape": t.shape, "dtype": t.dtype} for t in infos]
+        about = {"version": file.version, "model_name": file.model_name, "tensors": found}
+        print_json({"mllm": about})
+        return
+    facts = {
+        "format": f"mllm's parameters, version {file.version}",
+        "model": file.model_name,
+        "size": size_text(file.n_bytes),
+        "tensors": len(infos),
+    }
+    print_facts(answers(), facts)
+    print_shapes(infos, every=tensors)
 
 
 def read_configs(model_file: Path, aot_file: Path) -> tuple[ModelConfig, AotConfig]:

@@ -21,16 +21,16 @@ from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.rope import rope_tables, rotation_length
 from buildlib.graph.shape import GraphShape
-from buildlib.mllm.activations import SUFFIX, activations
-from buildlib.mllm.config import AotConfig, ModelConfig
-from buildlib.mllm.contents import EMBEDDING, ROTATIONS, Linear, head_bits, linears, norms
-from buildlib.mllm.tensors import Tensor, write_safetensors
 from buildlib.quantize.bitwidths import Bitwidths, WeightFormat
 from buildlib.quantize.calibration import Range, observe_ranges
 from buildlib.quantize.optimization import optimize_weights
 from buildlib.quantize.recipe import value_range
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.weight_grids import chunks, encode_steps, full_steps
+from plugins.mllm.activations import SUFFIX, activations
+from plugins.mllm.config import AotConfig, ModelConfig
+from plugins.mllm.contents import EMBEDDING, ROTATIONS, Linear, head_bits, linears, norms
+from plugins.mllm.tensors import Tensor, write_safetensors
 
 Technique = Literal["none", "seqmse", "gptq", "gptaq"]
 _BITS = 4

@@ -14,8 +14,6 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from buildlib.mllm.config import RUNNER_CL, ModelConfig, read_model_config
-from buildlib.passes.mllm_contract import find_fault
 from buildlib.targets import find_soc
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.deploy.deployment import DeployFile
@@ -43,6 +41,8 @@ from harness.runtimes.description import (
 )
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.tokenizer import encode, load_tokenizer
+from plugins.mllm.config import RUNNER_CL, ModelConfig, read_model_config
+from plugins.mllm.graph_contract import find_fault
 
 _TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 """Chat template of the runner of Qwen 3."""

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.builder.mllm import plan_context
 from buildlib.container.container import GenAIContainer
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from harness.cli.aot_device import Agreement, compare_with_float
+from plugins.mllm.command_device import Agreement, compare_with_float
+from plugins.mllm.context import plan_context
 from tests.buildlib.conftest import MakeCheckpoint
-from tests.mllm_files import QWEN, write_files
+from tests.plugins.mllm.mllm_files import QWEN, write_files
 
 
 def test_most_tokens_must_be_likely() -> None:

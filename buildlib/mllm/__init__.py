@@ -1,1 +1,0 @@
-"""Models for mllm's ahead-of-time flow on QNN: its configurations, tensors and parameter files."""
