@@ -628,6 +628,7 @@ def _matrix(metric: Metric, rows: Sequence[SummaryRow]) -> Matrix:
     across = len(tests) > 1 and len(places) <= MOST_COLUMNS
     columns = sorted({(place, test if across else ((), "")) for place, test in places})
     cells: dict[tuple[str, str], dict[object, SummaryRow]] = {}
+    order: dict[tuple[str, str], tuple[object, ...]] = {}
     for row in rows:
         test = _test(row) if by_test else ((), "")
         column = (row.subject.place, test if across else ((), ""))
@@ -638,6 +639,7 @@ def _matrix(metric: Metric, rows: Sequence[SummaryRow]) -> Matrix:
             if column not in cells.get(name, {}) or not by_test:
                 break
         cells.setdefault(name, {}).setdefault(column, row)
+        order.setdefault(name, (row.name, row.notes, test[0]))
     return Matrix(
         metric,
         "".join(tests if len(tests) == 1 else common if across and len(common) == 1 else ()),
@@ -645,7 +647,10 @@ def _matrix(metric: Metric, rows: Sequence[SummaryRow]) -> Matrix:
             (place, (test.partition(" @ ")[2] or "d0") if test and len(common) == 1 else test)
             for place, (_, test) in columns
         ),
-        tuple((name, tuple(found.get(one) for one in columns)) for name, found in cells.items()),
+        tuple(
+            (name, tuple(cells[name].get(one) for one in columns))
+            for name in sorted(cells, key=order.__getitem__)
+        ),
     )
 
 
