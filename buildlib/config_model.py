@@ -3,6 +3,7 @@
 import codecs
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self, cast
 
@@ -133,9 +134,19 @@ class ConfigModel(BaseModel):
         values = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
-    def remarks(self) -> Iterator[Fault]:
-        """Yield what is taken, and has another effect than its reader may think."""
+    def notes(self) -> Iterator[Fault]:
+        """Yield what is taken here, and has another effect than its reader may think."""
         yield from ()
+
+    def remarks(self, *place: str | int) -> Iterator[Fault]:
+        """Yield the notes of this object, which stands at a place, and of all objects in it."""
+        yield from (replace(note, location=(*place, *note.location)) for note in self.notes())
+        for name, field in type(self).model_fields.items():
+            value, key = getattr(self, name), field.alias or field.serialization_alias or name
+            several = isinstance(value, tuple)
+            for index, inner in enumerate(value if several else (value,)):
+                if isinstance(inner, ConfigModel):
+                    yield from inner.remarks(*place, key, *((index,) if several else ()))
 
     @classmethod
     def from_json(cls, text: str | bytes, path: str = "configuration") -> Self:

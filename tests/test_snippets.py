@@ -288,7 +288,6 @@ def a_dialog_with_faults(reader: Reader) -> None:
     reader.bundle("container")
     shutil.copy(reader.folder / "container" / "genie_config.json", reader.folder)
     config = json.loads((reader.folder / "genie_config.json").read_text())
-    config["dialog"]["context"] |= {"n-vocab": 32000, "bos-token": 40000}
     config["dialog"]["engine"]["backend"]["QnnHtp"]["pol"] = True
     reader.write("dialog.json", config)
     reader.statuses["config check"] = {1}

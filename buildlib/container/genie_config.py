@@ -5,7 +5,7 @@ exclude each other, are those of the parser of libGenie 1.21 (`buildlib.containe
 A key that is `None` is not written, and Genie takes its own default.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PlainSerializer, model_validator
@@ -46,20 +46,28 @@ from buildlib.container.genie_engine import (
 )
 from buildlib.container.genie_positions import PositionalEncoding, RopeScaling
 from buildlib.container.layout import HTP_CONFIG, TOKENIZER
+from buildlib.validation import RULE, Fault
 
 GenieDatatype = Literal["float32", "native", "ufixed8", "ufixed16", "sfixed8", "sfixed16"]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
+class Grammar(GenieBlock):
+    """Form that answers must have; `file` holds its definition."""
+
+    type: Literal["json-schema", "regex", "ebnf"] | None = None
+    backend: Literal["xgrammar"] | None = None
+    file: str | None = None
+
+
 class Context(GenieBlock):
     """Sizes and special tokens of the model.
-
-    Special tokens lie inside the vocabulary: an id outside it aborts the graph.
 
     Attributes:
         bos_token: put before a dialog; -1 for none.
         eot_token: ends a turn.
         n_embd: length of an embedding vector.
+        grammar: of every answer.
         draft_n_vocab: vocabulary of a draft model that knows fewer tokens.
     """
 
@@ -75,16 +83,22 @@ class Context(GenieBlock):
     pad_token: TokenId | None = None
     n_embd: Count | None = None
     draft_n_vocab: Count | None = None
+    grammar: Grammar | None = None
 
-    @model_validator(mode="after")
-    def _tokens_are_in_vocabulary(self) -> Self:
+    def notes(self) -> Iterator[Fault]:
+        """Yield special tokens beyond the vocabulary."""
         for key in ("bos-token", "eot-token", "pad-token", "eos-token"):
             value = getattr(self, key.replace("-", "_"))
             for index, token in enumerate(value if isinstance(value, tuple) else (value,)):
-                if token is not None and token >= self.n_vocab:
-                    reason = f"token {token} is outside the vocabulary of {self.n_vocab}"
-                    raise refuse(reason, key, *([index] if isinstance(value, tuple) else []))
-        return self
+                place = (key, index) if isinstance(value, tuple) else (key,)
+                yield from outside(token, self.n_vocab, *place)
+
+
+def outside(token: int | None, n_vocab: int, *place: str | int) -> Iterator[Fault]:
+    """Yield a note on a token beyond `n-vocab`: Genie 1.21 feeds it to the graph all the same."""
+    if token is not None and token >= n_vocab:
+        reason = f"{token} is beyond n-vocab {n_vocab}: queries fail if the graph has no row for it"
+        yield Fault(place, RULE, reason)
 
 
 class Tokenizer(GenieBlock):
@@ -159,7 +173,9 @@ _ROLES: Mapping[str, tuple[str, str]] = {
 class DialogBlock(GenieBlock):
     """A conversation with one model, or with two of which one works for the other.
 
-    `max_num_tokens` bounds the answer to one query; without it only the context length does.
+    Attributes:
+        max_num_tokens: bounds the answer to one query; without it only the context length does.
+        accumulator_size: bytes of embeddings that a node gathers of other nodes.
     """
 
     version: Version = 1
@@ -176,6 +192,7 @@ class DialogBlock(GenieBlock):
     multistream: Multistream | None = None
     eaglet: Eaglet | None = None
     kv_share: KvShare | None = None
+    accumulator_size: Size | None = None
     engine: Annotated[
         Annotated[Engine, One] | Annotated[tuple[Engine, Engine], Several], OneOrSeveral
     ]
@@ -250,6 +267,8 @@ class GenieConfig(GenieBlock):
             names += engine.files()
         if dialog.ssd is not None:
             names.append(dialog.ssd.forecast_prefix_name)
+        if dialog.context.grammar is not None and dialog.context.grammar.file:
+            names.append(dialog.context.grammar.file)
         return tuple(dict.fromkeys(names))
 
     def with_dialog(

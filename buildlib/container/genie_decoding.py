@@ -4,6 +4,7 @@ Keys: "Genie Dialog JSON configuration", docs.qualcomm.com 80-63442-10. A key th
 written, and Genie takes its own default.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -20,6 +21,7 @@ from buildlib.config_model import (
     Version,
     refuse,
 )
+from buildlib.validation import RULE, Fault
 
 
 class TokenPenalty(GenieBlock):
@@ -35,9 +37,8 @@ class TokenPenalty(GenieBlock):
 class Sampler(GenieBlock):
     """Choice of the next token.
 
-    Genie reads `greedy` and ignores it, so it may only be true where `top_k` 1 or `temp` 0 make it
-    so. A dialog that was created with `top_k` 1 keeps choosing so, even if a sampler is applied to
-    it later.
+    Genie reads `greedy` and ignores it: `top_k` 1 or `temp` 0 is greedy. A dialog that was created
+    with `top_k` 1 keeps choosing so, even if a sampler is applied to it later.
 
     Attributes:
         seed: of the random numbers; -1 for another one each time.
@@ -55,12 +56,11 @@ class Sampler(GenieBlock):
     token_penalty: TokenPenalty | None = None
     callback_name: Text | None = None
 
-    @model_validator(mode="after")
-    def _greedy_is_so(self) -> Self:
+    def notes(self) -> Iterator[Fault]:
+        """Yield a wish for greedy choices that nothing grants."""
         if self.greedy and self.type != "custom" and not self.is_greedy:
-            reason = "Genie ignores true and samples at random: set top-k to 1"
-            raise refuse(reason, "greedy")
-        return self
+            reason = "Genie ignores it and draws at random: top-k 1 or temp 0 is greedy"
+            yield Fault(("greedy",), RULE, reason)
 
     @model_validator(mode="after")
     def _custom_is_a_callback(self) -> Self:

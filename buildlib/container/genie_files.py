@@ -4,36 +4,54 @@ Keys: the JSON pages of GenieEngine, GenieSampler, GenieProfile and GenieAccurac
 80-63442-10.
 """
 
+import codecs
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from buildlib.config_model import (
     WRITTEN,
     ConfigModel,
+    Count,
     GenieBlock,
     Text,
     Version,
     read_config,
     refuse,
 )
-from buildlib.container.genie_config import Context, Embedding, GenieConfig
+from buildlib.container.genie_config import (
+    Context,
+    DialogBlock,
+    Embedding,
+    GenieConfig,
+    GenieDatatype,
+    QuantParam,
+    Tokenizer,
+)
 from buildlib.container.genie_decoding import Sampler
-from buildlib.container.genie_engine import Engine, Role
+from buildlib.container.genie_engine import Engine, ModelBlock, Role
 from buildlib.container.genie_validator import (
     DIALOG,
     EMBEDDING,
     EXTENSIONS,
+    NODE,
     GenieFunction,
     GenieVerdict,
     ask_genie,
 )
 from buildlib.container.htp_config import BackendExtensionsConfig, HtpConfig
-from buildlib.container.text_embedding import TextEmbeddingConfig
+from buildlib.container.text_embedding import (
+    EncoderBackend,
+    EncoderContext,
+    EncoderEngine,
+    EncoderHtp,
+    PromptTemplate,
+    TextEmbeddingConfig,
+)
 from buildlib.errors import InputFileError
 from buildlib.validation import Fault, nearest_key
 
@@ -51,6 +69,84 @@ class EngineConfig(GenieBlock):
     """Configuration of `GenieEngine`."""
 
     standalone_engine: StandaloneEngine
+
+
+class TextGenerator(DialogBlock):
+    """A dialog as a node of a pipeline."""
+
+
+class TextGeneratorConfig(GenieBlock):
+    """Configuration of a `GenieNode` that generates text, from text or from embeddings."""
+
+    text_generator: TextGenerator
+
+
+class LookupTable(GenieBlock):
+    """Embedding vectors of tokens, of length `size`."""
+
+    version: Version = 1
+    lut_path: Text | None = None
+    size: Count
+    datatype: GenieDatatype | None = None
+    quant_param: QuantParam | None = None
+
+
+class VisionParam(GenieBlock):
+    """Size of an image in patches, of which each has a position."""
+
+    height: Count | None = None
+    width: Count | None = None
+
+
+class NodeModel(ModelBlock):
+    """Files of an encoder of texts or images."""
+
+    vision_param: VisionParam | None = None
+
+
+class NodeHtp(EncoderHtp):
+    """The HTP backend of an encoder of a pipeline, which hands on all that its graph gives."""
+
+    pooled_output: bool | None = None
+
+
+class NodeBackend(EncoderBackend):
+    """Backend of an encoder of a pipeline."""
+
+    qnn_htp: Annotated[NodeHtp | None, Field(alias="QnnHtp")] = None
+
+
+class NodeEngine(EncoderEngine):
+    """Engine that runs an encoder of texts or images."""
+
+    mode: str | None = None
+    backend: NodeBackend
+    model: NodeModel
+
+
+class EncoderNode(GenieBlock):
+    """An encoder, or a table (`lut`), whose vectors a text generator reads."""
+
+    version: Version = 1
+    type: str | None = None
+    context: EncoderContext | None = None
+    prompt: PromptTemplate | None = None
+    tokenizer: Tokenizer | None = None
+    truncate_input: bool | None = None
+    lut: LookupTable | None = None
+    engine: NodeEngine | None = None
+
+
+class TextEncoderConfig(GenieBlock):
+    """Configuration of a `GenieNode` that embeds text."""
+
+    text_encoder: EncoderNode
+
+
+class ImageEncoderConfig(GenieBlock):
+    """Configuration of a `GenieNode` that embeds images."""
+
+    image_encoder: EncoderNode
 
 
 class SamplerConfig(GenieBlock):
@@ -129,6 +225,14 @@ def _parser(name: str, root: str = "") -> GenieFunction:
 KINDS = (
     ConfigKind("dialog", ("dialog",), GenieConfig, DIALOG),
     ConfigKind("text-to-embedding", ("embedding",), TextEmbeddingConfig, EMBEDDING),
+    *(
+        ConfigKind(f"{name} node", (name,), model, GenieFunction(NODE, f"/{name}"))
+        for name, model in (
+            ("text-generator", TextGeneratorConfig),
+            ("text-encoder", TextEncoderConfig),
+            ("image-encoder", ImageEncoderConfig),
+        )
+    ),
     ConfigKind("engine", ("standalone-engine",), EngineConfig, _parser("Engine")),
     ConfigKind("sampler", ("sampler",), SamplerConfig, _parser("Sampler", "/sampler")),
     ConfigKind("profile", ("profile",), ProfileConfig, _parser("Profile")),
@@ -148,12 +252,13 @@ class Judgement:
     """Verdicts of our models and of Genie on one file.
 
     Attributes:
+        kind: `None` if it cannot be told; then `ours` has the reason.
         ours: faults that our model finds.
         genie: Genie's verdict; `None` if it has no parser for this kind, or was not asked.
     """
 
     path: Path
-    kind: ConfigKind
+    kind: ConfigKind | None
     ours: tuple[Fault, ...]
     genie: GenieVerdict | None
 
@@ -170,15 +275,16 @@ class Judgement:
     @property
     def config(self) -> ConfigModel | None:
         """The configuration, if our model takes it."""
-        return None if self.ours else self.kind.model.from_file(self.path)
+        return None if self.ours or self.kind is None else self.kind.model.from_file(self.path)
 
 
 def kind_of(text: bytes, path: str) -> ConfigKind:
     """Tell the kind of a configuration by its outermost keys."""
     try:
-        values = json.loads(text)
+        values = json.loads(text.removeprefix(codecs.BOM_UTF8))
     except (ValueError, RecursionError) as error:
-        raise InputFileError(path, f"it is not valid JSON: {error}") from error
+        comment = ", which has no comments" if b"//" in text or b"/*" in text else ""
+        raise InputFileError(path, f"it is not valid JSON{comment}: {error}") from error
     if not isinstance(values, dict):
         raise InputFileError(path, "it is no JSON object")
     for kind in KINDS:
@@ -191,27 +297,35 @@ def kind_of(text: bytes, path: str) -> ConfigKind:
 
 
 def judge_files(paths: Sequence[Path], *, ask: bool = True) -> list[Judgement]:
-    """Let our models and Genie judge files.
+    """Let our models and Genie judge files, each by itself.
 
     Args:
         paths: of the files, of any kinds.
         ask: Genie too.
 
     Raises:
-        InputFileError: a file cannot be read, or its kind cannot be told.
         ToolchainMissingError: there is no Genie on this machine.
         ToolchainError: Genie cannot be asked.
     """
-    texts = [read_config(path) for path in paths]
-    kinds = [kind_of(text, str(path)) for text, path in zip(texts, paths, strict=True)]
-    questions = [index for index, kind in enumerate(kinds) if ask and kind.genie is not None]
-    verdicts = (
-        ask_genie([(function, texts[i]) for i in questions if (function := kinds[i].genie)])
-        if questions
-        else []
-    )
-    by_index = dict(zip(questions, verdicts, strict=True))
-    return [
-        Judgement(path, kind, kind.model.faults_of(text), by_index.get(index))
-        for index, (path, kind, text) in enumerate(zip(paths, kinds, texts, strict=True))
+    found = [_read(path) for path in paths]
+    questions = [
+        (index, (kind.genie, text))
+        for index, (kind, text, _) in enumerate(found)
+        if ask and kind is not None and kind.genie is not None
     ]
+    verdicts = ask_genie([question for _, question in questions]) if questions else []
+    by_index = dict(zip((index for index, _ in questions), verdicts, strict=True))
+    return [
+        Judgement(path, kind, ours, by_index.get(index))
+        for index, (path, (kind, _, ours)) in enumerate(zip(paths, found, strict=True))
+    ]
+
+
+def _read(path: Path) -> tuple[ConfigKind | None, bytes, tuple[Fault, ...]]:
+    """Return the kind of a file, its text, and the faults that our model finds in it."""
+    try:
+        text = read_config(path)
+        kind = kind_of(text, str(path))
+    except InputFileError as error:
+        return None, b"", (Fault((), "unreadable", error.reason),)
+    return kind, text, kind.model.faults_of(text)

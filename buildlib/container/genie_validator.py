@@ -55,6 +55,9 @@ EXTENSIONS = GenieFunction("GenieDialog_create")
 """Reads backend extensions by QNN's library for them, which says neither where nor why it cannot.
 
 Genie then goes on without: no setting of the file has an effect."""
+NODE = "GenieNode_create"
+"""Judges a configuration of a node, which `GenieNodeConfig_createFromJson` takes as it is."""
+_OF_A_SCHEMA = ("validation failed", "[json.exception", "Unknown config key")
 _NOT_READ = "Failure in loading backend extensions"
 _READ = "Can't access model file"
 DIALOG = GenieFunction("GenieDialogConfig_createFromJson", "/dialog")
@@ -116,6 +119,8 @@ def _faults(function: GenieFunction, status: int, output: str) -> tuple[Fault, .
     if function == EXTENSIONS and _NOT_READ in output:
         return (Fault((), "genie", "it cannot be read: Genie would run without all of it"),)
     if function == EXTENSIONS and _READ in output:
+        return ()
+    if function.name == NODE and not any(words in output for words in _OF_A_SCHEMA):
         return ()
     faults = dict.fromkeys(_fault(function, line) for line in _lines(output))
     return tuple(faults) or (Fault((), "status", f"status {status}"),)

@@ -7,6 +7,7 @@ Genie crashes or hangs, the fork dies alone, and another one goes on behind that
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 
@@ -14,7 +15,7 @@ from buildlib.toolchains.child_process import serve
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.toolchains.qnn.refusal import RefusedError
 
-EXTENSIONS = "GenieDialog_create"
+EXTENSIONS, NODE = "GenieDialog_create", "GenieNode_create"
 _WARNINGS = 2
 _DIALOG = """{"dialog": {"version": 1, "type": "basic",
  "context": {"version": 1, "size": 1, "n-vocab": 1, "bos-token": -1, "eos-token": 0},
@@ -39,7 +40,7 @@ def judge(request: bytes) -> object:
     except OSError as error:
         raise RefusedError(f"Genie does not load: {error}") from error
     questions = json.loads(request)
-    if any(function == EXTENSIONS for function, _ in questions):
+    if any(function in {EXTENSIONS, NODE} for function, _ in questions):
         _load_backend()
     strangers = {function for function, _ in questions if not hasattr(genie, function)}
     if strangers:
@@ -91,6 +92,8 @@ def _answer(genie: ctypes.CDLL, questions: list[tuple[str, bytes]], writing: int
             signal.alarm(_LIMIT_S)
             if function == EXTENSIONS:
                 status = _create_dialog(genie, text)
+            elif function == NODE:
+                status = _create_node(genie, text)
             else:
                 status = _create(genie, function, ctypes.c_char_p(text))[0]
             libc.fflush(None)
@@ -103,6 +106,16 @@ def _answer(genie: ctypes.CDLL, questions: list[tuple[str, bytes]], writing: int
 def _create(genie: ctypes.CDLL, function: str, *arguments: object) -> tuple[int, ctypes.c_void_p]:
     handle = ctypes.c_void_p()
     return int(getattr(genie, function)(*arguments, ctypes.byref(handle))), handle
+
+
+def _create_node(genie: ctypes.CDLL, text: bytes) -> int:
+    """Let Genie create a node without its model: it judges the configuration before that."""
+    status, _ = _create(genie, "GenieNodeConfig_createFromJson", text)
+    if status != 0:
+        return status
+    models = re.compile(rb'("(?:ctx-bins|model-bin)"\s*:\s*\[?\s*)"(?:[^"\\]|\\.)*"')
+    _, config = _create(genie, "GenieNodeConfig_createFromJson", models.sub(rb'\1"/"', text))
+    return _create(genie, NODE, config)[0]
 
 
 def _load_backend() -> None:

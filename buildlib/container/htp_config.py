@@ -4,7 +4,7 @@
 are read, and written as they were.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -19,9 +19,7 @@ from buildlib.toolchains.htp_extensions import (
     HtpGroupContextConfig,
     HtpMemoryConfig,
     HtpOptions,
-    profile_fault,
 )
-from buildlib.validation import RULE, Fault
 
 _CORE: Mapping[str, object] = {"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}
 """Settings of a core in the files that we write, where no option says otherwise."""
@@ -69,19 +67,6 @@ class HtpConfig(HtpOptions):
         if self.context is None:
             return ()
         return self.context if isinstance(self.context, tuple) else (self.context,)
-
-    def remarks(self) -> Iterator[Fault]:
-        """Yield what has no effect, or none on the SoC that the file names."""
-        yield from self.unknown()
-        for index, context in enumerate(self.contexts):
-            if context.max_spill_fill_buffer_for_group and context.group_id != 0:
-                place = ("context", *((index,) if isinstance(self.context, tuple) else ()))
-                key = "max_spill_fill_buffer_for_group"
-                yield Fault((*place, key), RULE, "it has no effect without group_id 0")
-        for index, device in enumerate(self.devices or ()):
-            for number, core in enumerate(device.cores or ()):
-                if device.dsp_arch and (reason := profile_fault(core, int(device.dsp_arch[1:]))):
-                    yield Fault(("devices", index, "cores", number, "perf_profile"), RULE, reason)
 
     def without_sharing(self) -> "HtpConfig":
         """Return a copy with contexts that share no weights."""

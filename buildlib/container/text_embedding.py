@@ -6,7 +6,7 @@ default.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -20,7 +20,7 @@ from buildlib.config_model import (
     Version,
     refuse,
 )
-from buildlib.container.genie_config import GenieConfig, TokenId, Tokenizer
+from buildlib.container.genie_config import GenieConfig, TokenId, Tokenizer, outside
 from buildlib.container.genie_engine import (
     Binaries,
     Extensions,
@@ -29,6 +29,7 @@ from buildlib.container.genie_engine import (
     check_model_type,
 )
 from buildlib.container.layout import HTP_CONFIG
+from buildlib.validation import Fault
 
 
 class EncoderContext(GenieBlock):
@@ -40,12 +41,9 @@ class EncoderContext(GenieBlock):
     embed_size: Count
     pad_token: TokenId
 
-    @model_validator(mode="after")
-    def _padding_is_in_vocabulary(self) -> Self:
-        if self.pad_token >= self.n_vocab:
-            reason = f"token {self.pad_token} is outside the vocabulary of {self.n_vocab}"
-            raise refuse(reason, "pad-token")
-        return self
+    def notes(self) -> Iterator[Fault]:
+        """Yield padding beyond the vocabulary."""
+        yield from outside(self.pad_token, self.n_vocab, "pad-token")
 
 
 class PromptTemplate(GenieBlock):
@@ -69,7 +67,7 @@ class EncoderHtp(GenieBlock):
     data_alignment_size: Size | None = None
     use_mmap: Annotated[bool, WRITTEN] = True
     allow_async_init: Annotated[bool, WRITTEN] = False
-    pooled_output: Annotated[bool, WRITTEN] = True
+    pooled_output: Annotated[bool | None, WRITTEN] = True
     disable_kv_cache: bool | None = None
     direct_io: bool | None = None
 

@@ -22,7 +22,7 @@ from pydantic_core import PydanticKnownError
 
 from buildlib.config_model import ConfigModel, Whole, in_file, refuse
 from buildlib.errors import InvalidOptionError
-from buildlib.validation import NO_SUCH_KEY, Fault, first_fault, hints, nearest_key
+from buildlib.validation import NO_SUCH_KEY, RULE, Fault, first_fault, hints, nearest_key
 
 PerfProfile = Literal[
     "default",
@@ -110,15 +110,9 @@ class HtpOptions(ConfigModel):
         """Return the options that were set, as JSON values."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"name"})
 
-    def unknown(self, *place: str | int) -> Iterator[Fault]:
-        """Yield the keys that nobody knows, here and in the objects below."""
-        yield from (Fault((*place, key), NO_SUCH_KEY, self.UNKNOWN) for key in self.extras)
-        for name, field in type(self).model_fields.items():
-            value, key = getattr(self, name), field.serialization_alias or name
-            several = isinstance(value, tuple)
-            for index, inner in enumerate(value if several else (value,)):
-                if isinstance(inner, HtpOptions):
-                    yield from inner.unknown(*place, key, *((index,) if several else ()))
+    def notes(self) -> Iterator[Fault]:
+        """Yield the keys that nobody knows."""
+        yield from (Fault((key,), NO_SUCH_KEY, self.UNKNOWN) for key in self.extras)
 
 
 class HtpContextConfig(HtpOptions):
@@ -153,6 +147,13 @@ class HtpContextConfig(HtpOptions):
     reused_io_limit_mb: _Count | None = None
     skip_validation_on_binary_section: bool | None = None
     detachable_buffers_enabled: bool | None = None
+
+    def notes(self) -> Iterator[Fault]:
+        """Yield a size of a buffer that no group has."""
+        yield from super().notes()
+        if self.max_spill_fill_buffer_for_group and self.group_id != 0:
+            place = ("max_spill_fill_buffer_for_group",)
+            yield Fault(place, RULE, "it has no effect without group_id 0")
 
     def compiled_part(self) -> "HtpContextConfig":
         """Return the options of the binary alone."""
@@ -264,6 +265,13 @@ class HtpDeviceConfig(HtpOptions):
     core_type: _Count | None = None
     core_id: tuple[_Count, ...] | None = None
     cores: tuple[HtpDeviceCoreConfig, ...] | None = None
+
+    def notes(self) -> Iterator[Fault]:
+        """Yield profiles that the architecture has not."""
+        yield from super().notes()
+        for index, core in enumerate(self.cores or ()):
+            if self.dsp_arch and (reason := profile_fault(core, int(self.dsp_arch[1:]))):
+                yield Fault(("cores", index, "perf_profile"), RULE, reason)
 
 
 class HtpMemoryConfig(HtpOptions):

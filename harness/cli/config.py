@@ -17,7 +17,7 @@ from buildlib.validation import Fault
 from harness.cli.arguments import Json
 from harness.console import answers, print_json
 from harness.errors import WrongUseError
-from harness.exit_codes import BAD
+from harness.exit_codes import BAD, NO_ANSWER
 
 app = typer.Typer(help="Genie configurations: check them.", no_args_is_help=True)
 
@@ -54,6 +54,8 @@ def check(
     else:
         for each in judgements:
             _show(each)
+    if any(each.kind is None for each in judgements):
+        raise typer.Exit(NO_ANSWER)
     if not all(each.accepted and not _refusal(each) for each in judgements):
         raise typer.Exit(BAD)
     if no_genie is not None:
@@ -71,13 +73,16 @@ def _configurations(path: Path) -> list[Path]:
 
 def _show(judgement: Judgement) -> None:
     console = answers()
-    console.print(f"{judgement.path}: {judgement.kind.name}", style="bold")
+    kind = judgement.kind
+    console.print(f"{judgement.path}: {kind.name if kind else 'of no kind'}", style="bold")
     _show_verdict("our models", judgement.ours)
+    if kind is None:
+        return
     if judgement.genie is None:
-        why = "was not asked" if judgement.kind.genie else "has no parser for this kind"
-        console.print(f"  {judgement.kind.judge} {why}")
+        why = "was not asked" if kind.genie else "has no parser for this kind"
+        console.print(f"  {kind.judge} {why}")
     else:
-        _show_verdict(judgement.kind.judge, judgement.genie.faults)
+        _show_verdict(kind.judge, judgement.genie.faults)
     for remark in judgement.remarks:
         console.print(f"  note: {remark}", style="yellow")
     for limit in _limits(judgement):
@@ -121,7 +126,7 @@ def _refusal(judgement: Judgement) -> str:
 def _as_json(judgement: Judgement) -> dict[str, Any]:
     return {
         "file": str(judgement.path),
-        "kind": judgement.kind.name,
+        "kind": judgement.kind.name if judgement.kind else None,
         "accepted": judgement.accepted and not _refusal(judgement),
         "ours": _verdict(judgement.ours),
         "genie": None if judgement.genie is None else _verdict(judgement.genie.faults),

@@ -98,6 +98,14 @@ def config_of(settings: DialogSettings, container: GenAIContainer) -> GenieConfi
                 raise WrongUseError(
                     f"{settings.genie_config} names {name}, which is not in {container.path}"
                 )
+        own, given = _kv_dim(container.genie_config), _kv_dim(config)
+        if given not in {own, None}:
+            warnings.warn(
+                f"{settings.genie_config}: kv-dim is {given}, and the heads of the graphs have "
+                f"{own}: Genie 1.21 takes the graphs'",
+                ModelWarning,
+                stacklevel=2,
+            )
     if config.dialog.type == "lade" and config.dialog.embedding is not None:
         raise WrongUseError(
             f"{container.path} looks tokens up on the host, which dialogs of type lade do not "
@@ -106,6 +114,11 @@ def config_of(settings: DialogSettings, container: GenAIContainer) -> GenieConfi
     for name, strength in (settings.lora or {}).items():
         _check_adapter(name, strength, config, container)
     return config.with_dialog(sampler=_sampler_of(settings), stop_sequence=settings.stop)
+
+
+def _kv_dim(config: GenieConfig) -> int | None:
+    htp = config.dialog.target_engine.backend.qnn_htp
+    return None if htp is None else htp.kv_dim
 
 
 def framed(config: GenieConfig, framing: Framing | None) -> GenieConfig:

@@ -207,12 +207,16 @@ _DIALOGS: dict[str, Changes] = {
     "dialog eaglet with draft-token-map": _two_engines("target", "draft") | _EAGLET | _MAPPED,
     "dialog kv-share": {
         **_two_engines("primary", "secondary"), TYPE: "kv-share", "dialog/engine/1": _SECONDARY,
+        "dialog/kv-share": {},
     },
     "context with eot, pad, n-embd, several eos": {
         f"{CONTEXT}/eos-token": [2, 3],
         f"{CONTEXT}/eot-token": 4,
         f"{CONTEXT}/pad-token": 0,
         f"{CONTEXT}/n-embd": 4096,
+    },
+    "context with a grammar": {
+        f"{CONTEXT}/grammar": {"type": "regex", "file": "date.txt", "backend": "xgrammar"},
     },
     "sampler with token-penalty": {f"{SAMPLER}/token-penalty": _PENALTY},
     "sampler basic": {SAMPLER: {"version": 1, "type": "basic", "greedy": False}},
@@ -245,6 +249,12 @@ _DIALOGS: dict[str, Changes] = {
         f"positional-encoding {kind}": {POSITIONS: {"type": kind}}
         for kind in ("alibi", "absolute", "none")
     },
+    "positional-encoding of two kinds": {
+        POSITIONS: [
+            {"type": "rope", "rope-dim": 64, "rope-theta": 1e6},
+            {"type": "rope", "rope-dim": 64, "rope-theta": 1e4, "prefix": "local_"},
+        ],
+    },
     "positions of QnnHtp": {
         POSITIONS: ..., f"{HTP}/pos-id-dim": 64, f"{HTP}/rope-theta": 10000.0,
     },
@@ -266,7 +276,9 @@ _DIALOGS: dict[str, Changes] = {
     "longcontext sliding-window": {"dialog/engine/longcontext": _WINDOW},
     "longcontext keydiff": {"dialog/engine/longcontext": _KEYDIFF},
     "cache-groups": {"dialog/engine/cache-groups": [_CACHES, {"version": 1, "prefix": "global_"}]},
-    "QnnGpu": {"dialog/engine/backend": {"version": 1, "type": "QnnGpu"}},
+    "QnnGpu": {
+        "dialog/engine/backend": {"version": 1, "type": "QnnGpu", "QnnGpu": {"version": 1}}
+    },
     "QnnGenAiTransformer": _TRANSFORMED,
     "LoRA v1": _lora(lora_version=1, adapters=[_ADAPTER]),
     "LoRA bin-sections": _lora(adapters=[_SECTIONS]),
@@ -300,6 +312,49 @@ _ENCODERS: dict[str, Changes] = {
         "embedding/engine/model": LIBRARY,
     },
 }  # fmt: skip
+
+
+IMAGE_ENCODER: Values = {
+    "image-encoder": {
+        "version": 1,
+        "engine": {
+            "version": 1,
+            "n-threads": 2,
+            "mode": "image",
+            "backend": {
+                "version": 1,
+                "type": "QnnHtp",
+                "QnnHtp": {
+                    "version": 1, "spill-fill-bufsize": 0, "use-mmap": True,
+                    "allow-async-init": False,
+                },
+                "extensions": "htp_backend_ext_config.json",
+            },
+            "model": {
+                "version": 1,
+                "type": "binary",
+                "binary": {"version": 1, "ctx-bins": ["vision.bin"]},
+                "vision-param": {"height": 24, "width": 24},
+            },
+        },
+    }
+}  # fmt: skip
+
+
+def _nodes() -> dict[str, Values]:
+    encoder = ENCODER["embedding"]
+    table = {"version": 1, "size": 64, "datatype": "float32"}
+    return {
+        "text-generator": {"text-generator": {**DIALOG["dialog"], "accumulator-size": 64000}},
+        "text-encoder": {"text-encoder": {**encoder, "type": "basic"}},
+        "text-encoder with a table": {
+            "text-encoder": {
+                "version": 1, "type": "lut", "tokenizer": encoder["tokenizer"],
+                "lut": table | {"lut-path": "t", "quant-param": {"scale": 0.25, "offset": -3}},
+            }
+        },
+        "image-encoder": IMAGE_ENCODER,
+    }  # fmt: skip
 
 
 def _others() -> dict[str, Values]:
@@ -350,7 +405,13 @@ def configurations() -> list[Configuration]:
             for n, each in encoders.items()
         ),
         *(Configuration(name, each, _like(each)) for name, each in _others().items()),
+        *(Configuration(f"node {name}", each, _node_base(each)) for name, each in _nodes().items()),
     ]
+
+
+def _node_base(values: Values) -> Values:
+    (name,) = values
+    return {name: {"text-generator": DIALOG["dialog"]}.get(name, ENCODER["embedding"])}
 
 
 def _like(values: Values) -> Values:

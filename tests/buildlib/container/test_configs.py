@@ -75,10 +75,9 @@ def test_nonsense_is_refused_by_both(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("rest", ["", ', "top-k": 40', ', "temp": 0.5', ', "type": "basic"'])
-def test_greedy_that_genie_ignores_is_refused(rest: str) -> None:
-    said = "/greedy: Genie ignores true and samples at random: set top-k to 1"
-    with pytest.raises(InputFileError, match=said):
-        Sampler.from_json(f'{{"version": 1, "greedy": true{rest}}}')
+def test_greedy_that_genie_ignores_is_noted(rest: str) -> None:
+    sampler = Sampler.from_json(f'{{"version": 1, "greedy": true{rest}}}')
+    assert ["top-k 1 or temp 0" in str(note) for note in sampler.remarks()] == [True]
 
 
 @pytest.mark.parametrize("rest", ['"top-k": 1', '"temp": 0', '"temp": 0.0, "top-k": 40'])
@@ -86,6 +85,7 @@ def test_greedy_that_something_else_makes_so_is_kept(rest: str) -> None:
     text = f'{{"version": 1, "greedy": true, {rest}}}'
     sampler = Sampler.from_json(text)
     assert sampler.is_greedy
+    assert list(sampler.remarks()) == []
     assert json.loads(sampler.to_json()) == json.loads(text)
 
 
@@ -114,10 +114,11 @@ def test_a_key_of_older_documents_is_hinted_at_what_it_became() -> None:
         LoraAdapter.from_json(text)
 
 
-@pytest.mark.parametrize("token", [-1, 1280])
-def test_tokens_lie_in_the_vocabulary(token: int) -> None:
+def test_tokens_beyond_the_vocabulary_are_noted_and_negative_ones_refused() -> None:
+    context = Context(size=192, n_vocab=1000, bos_token=1200, eos_token=(1, 1000), pad_token=999)
+    assert [note.pointer for note in context.remarks()] == ["/bos-token", "/eos-token/1"]
     with pytest.raises(ValidationError):
-        Context(size=192, n_vocab=1280, bos_token=0, eos_token=(1, token))
+        Context(size=192, n_vocab=1280, bos_token=0, eos_token=(1, -1))
 
 
 @pytest.mark.parametrize(

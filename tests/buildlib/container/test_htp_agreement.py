@@ -152,8 +152,8 @@ def test_what_has_no_effect_is_noted_and_kept() -> None:
     }
     config = HtpConfig.from_json(json.dumps(values))
     assert [str(note) for note in config.remarks()] == [
+        "/devices/0/cores/0/perf_profile: llm_decode_burst needs Hexagon v79, and this is v75",
         "/memory/extended_udma: unknown key: it has no effect",
         "/context/max_spill_fill_buffer_for_group: it has no effect without group_id 0",
-        "/devices/0/cores/0/perf_profile: llm_decode_burst needs Hexagon v79, and this is v75",
     ]
     assert json.loads(config.to_json()) == values

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from harness.exit_codes import BAD, GOOD
+from harness.exit_codes import BAD, GOOD, NO_ANSWER
 from tests.buildlib.container.genie_configurations import DIALOG, HTP, changed
 from tests.harness.cli.conftest import Run
 
@@ -37,3 +37,25 @@ def test_settings_that_the_library_drops_are_refused(qnnfarm: Run, tmp_path: Pat
     assert row["ours"]["accepts"]
     assert "Genie would run without" in row["genie"]["faults"][0]["reason"]
     assert [note["pointer"] for note in row["notes"]] == ["/memory/x", "/graphs/0/surprise"]
+
+
+def test_each_file_gets_its_verdict(qnnfarm: Run, tmp_path: Path) -> None:
+    texts = {
+        "comment.json": '// template\n{"dialog": {}}',
+        "good.json": '{"sampler": {"version": 1, "greedy": true, "top-k": 40}}',
+        "list.json": "[]",
+        "other.json": '{"sampeler": {}}',
+        "node.json": '{"text-encoder": {"version": 1, "lut": {"size": 4}}}',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    found = qnnfarm("config", "check", "--json", *(tmp_path / n for n in texts), tmp_path / "no")
+    assert found.returncode == NO_ANSWER
+    rows = json.loads(found.stdout)
+    assert [row["accepted"] for row in rows] == [False, True, False, False, False, False]
+    comment, good, _, other, node, missing = rows
+    assert "which has no comments" in comment["ours"]["faults"][0]["reason"]
+    assert [note["pointer"] for note in good["notes"]] == ["/sampler/greedy"]
+    assert "did you mean sampler" in other["ours"]["faults"][0]["reason"]
+    assert {f["pointer"] for f in node["genie"]["faults"]} == {"/text-encoder/lut/version"}
+    assert missing["kind"] is None

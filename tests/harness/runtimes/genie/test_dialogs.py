@@ -97,6 +97,14 @@ def test_the_proposed_sampler_runs_and_measurements_stay_greedy(
     assert sampled == ids(session, genie_config=config) != greedy[:8]
 
 
+def test_another_kv_dim_than_the_graphs_is_told(
+    session: Session, changed: Callable[[Edit], str], greedy: tuple[int, ...]
+) -> None:
+    config = changed(lambda dialog: dialog["engine"]["backend"]["QnnHtp"].update({"kv-dim": 64}))
+    with pytest.warns(ModelWarning, match="kv-dim is 64, and the heads of the graphs have 24"):
+        assert ids(session, genie_config=config) == greedy[:8]
+
+
 def test_every_graph_goes_on_alike(
     virtual_device: Device, graphs_container: GenAIContainer
 ) -> None:
