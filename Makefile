@@ -7,7 +7,7 @@ $(error there is no $(PYTHON): `make setup` makes it)
 endif
 endif
 
-.PHONY: setup check docs format test genie-table genie-mutations quantization-table real-model fuzz variants exports families mutants speculation config-campaign documents family-defaults kills lab-kills copies chaos nights verdicts board demo examples screenshots wheel-check
+.PHONY: setup check docs format test genie-table genie-mutations quantization-table real-model fuzz variants exports families mutants options speculation config-campaign documents family-defaults kills lab-kills copies chaos nights verdicts board demo examples screenshots wheel-check
 
 # The environment of all commands below in `.venv`, and the Debian packages that tests need.
 setup:
@@ -45,6 +45,10 @@ families:
 # Further ways along paths that the suite takes once: the second shell, engine and confinement, techniques, adapters, layouts of pages, chats, workers of xdist.
 variants:
 	$(PYTHON) -m pytest -m variant
+
+# Every option of a build on the emulator, and whether a file of the container is another one.
+options:
+	$(PYTHON) -m pytest -n 0 -m slow tests/buildlib/test_every_option.py
 
 # SSD and Eaglet against plain decoding, over prompts, turns and adapters, and the rows that Genie keeps of both.
 speculation:

@@ -66,6 +66,9 @@ class _Properties(BaseModel):
     attached_builders: tuple[AttachedModel, ...] = ()
 
 
+PROPERTIES = tuple(_Properties.model_fields)
+
+
 def flatten_options(values: Mapping[str, object], folder: Path) -> dict[str, object]:
     """Return options under dotted keys; values may stand in nested mappings.
 

@@ -88,6 +88,30 @@ class FormerKey:
 
 
 @dataclass(frozen=True, slots=True)
+class NoEffect:
+    """Annotation of a field: why its values change nothing, after "no effect here, because".
+
+    Attributes:
+        toolchain: that it is true of, by its name in metadata; empty for any.
+    """
+
+    reason: str
+    toolchain: str = ""
+
+    def __str__(self) -> str:
+        return f"no effect here, because {self.reason}"
+
+
+def without_effect(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, NoEffect]]:
+    """Yield the keys of a model, and of those within it, whose values change nothing."""
+    for key, field in _fields(model).items():
+        own = [(f"{prefix}{key}", one) for one in field.metadata if isinstance(one, NoEffect)]
+        yield from own
+        for inner in () if own else _models_in(field.annotation):
+            yield from without_effect(inner, f"{prefix}{key}.")
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One fault.
 

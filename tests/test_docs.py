@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.commands import BUILDER, builder
+
 _ROOT = Path(__file__).parents[1]
 _DOCUMENTS = sorted(
     path
@@ -34,6 +36,11 @@ def test_prose_is_wrapped(path: Path) -> None:
     text = re.sub(r"(?ms)^ *```.*?^ *```", "", path.read_text(encoding="utf-8"))
     prose = [line for line in text.splitlines() if not line.startswith(("|", "#", "    ", "<"))]
     assert [line for line in prose if len(line) > _LONGEST_LINE] == []
+
+
+def test_the_table_of_keys_without_an_effect_is_as_declared() -> None:
+    """`python -m tools.commands` writes it."""
+    assert BUILDER.read_text(encoding="utf-8") == builder()
 
 
 @pytest.mark.parametrize("package", _PACKAGES)

@@ -1,19 +1,30 @@
-"""`docs/commands.md`, the table of all commands, and that of all metrics in `docs/measurements.md`.
+"""`docs/commands.md`, and the tables of metrics and of options without an effect in other pages.
 
 python -m tools.commands
 """
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from buildlib.builder.build_options import no_effects
+from buildlib.container.genie_config import GenieConfig
+from buildlib.validation import NoEffect, without_effect
 from harness.cli.app import load_command, panels
+from harness.pipeline.registry import BUILT_IN, StageRegistry
+from harness.pipeline.settings import PipelineSettings
+from harness.plans.plan_file import Plan
 from harness.results.metrics import METRICS, Use
 
 MEASUREMENTS = Path(__file__).parents[1] / "docs" / "measurements.md"
 _METRICS_TABLE = re.compile(r"(?<=\| --- \| --- \| --- \| --- \|\n)(?:\| `\w+` \| .*\|\n)+")
+BUILDER = Path(__file__).parents[1] / "docs" / "builder.md"
+_SILENT_TABLE = re.compile(
+    r"(?<=\| where \| key \| because \|\n\| --- \| --- \| --- \|\n)(?:\| .*\|\n)+"
+)
+_OF_PYPI = " (`--toolchain pypi`)"
 _JUDGES = {Use.COMPARED: "compare", Use.GATED: "gate", Use.JUDGED: "history"}
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 _HEAD = """# Commands
@@ -54,6 +65,28 @@ def measurements() -> str:
     return _METRICS_TABLE.sub("".join(rows).replace("\\", "\\\\"), text, count=1)
 
 
+def builder() -> str:
+    """Return `docs/builder.md` with the keys that are read, and change nothing."""
+    kinds: dict[str, Iterable[tuple[str, NoEffect]]] = {
+        "build": no_effects().items(),
+        "recipe": without_effect(PipelineSettings),
+        **{
+            f"`stages.{name}`": without_effect(StageRegistry().stages()[name].Config)
+            for name in BUILT_IN
+        },
+        "plan": without_effect(Plan),
+        "Genie": without_effect(GenieConfig),
+    }
+    rows = (
+        f"| {where} | `{key}` | {note.reason}{_OF_PYPI if note.toolchain else ''} |\n"
+        for where, notes in kinds.items()
+        for key, note in notes
+    )
+    text = BUILDER.read_text(encoding="utf-8")
+    return _SILENT_TABLE.sub("".join(rows).replace("\\", "\\\\"), text, count=1)
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
     MEASUREMENTS.write_text(measurements(), encoding="utf-8")
+    BUILDER.write_text(builder(), encoding="utf-8")

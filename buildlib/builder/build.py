@@ -310,7 +310,7 @@ class Build:
                 stage = ImportOnnx(source, files, shape, additions.operations)
                 versions = [graph.add(stage, source, check=check)]
             case CheckpointSource() if shape is None:
-                key = "arn_cl_options.skip_ar_cl_conversion"
+                key = self.plan.skip_key
                 raise InvalidOptionError(key, "a checkpoint has no AR and CL to keep", ())
             case CheckpointSource():
                 versions = [graph.add(AuthorModel(source, files, shape), source)]

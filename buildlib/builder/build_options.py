@@ -29,8 +29,8 @@ from buildlib.quantize.techniques.arguments import TechniqueArguments
 from buildlib.speculative.config import SPECULATIONS, SpeculativeConfig, speculation_of
 from buildlib.targets import Target
 from buildlib.toolchains.compile_config import CompileConfig
-from buildlib.toolchains.htp_extensions import HtpConfigHelper
-from buildlib.validation import first_fault
+from buildlib.toolchains.htp_extensions import HTP_KINDS, HtpConfigHelper
+from buildlib.validation import NoEffect, first_fault, without_effect
 
 TRANSFORMATION = ("arn_cl_options", "split_model", "mha2sha")
 CONVERSION = ("quantization",)
@@ -157,6 +157,14 @@ def known_options(sections: Collection[str] | None = None) -> tuple[str, ...]:
     )
     selection = (key for key in keys if sections is None or key.partition(".")[0] in sections)
     return tuple(dict.fromkeys(selection))
+
+
+def no_effects() -> dict[str, NoEffect]:
+    """Return the options that change nothing, by their dotted keys."""
+    found = dict(without_effect(BuildOptions))
+    for kind in HTP_KINDS:
+        found |= without_effect(kind, f"{kind.SECTION}.")
+    return found
 
 
 def by_dotted_keys(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

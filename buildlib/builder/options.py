@@ -8,6 +8,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
+from buildlib.validation import NoEffect
+
 OptionValue = str | int | float | bool | None | tuple[str | int | float | bool | None, ...]
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -70,8 +72,11 @@ class MhaConfig(Options):
     """Options of turning multi-head attention into single-head attention.
 
     Attributes:
-        m2s_additional_start_points: checked against the ONNX; every attention is found without.
+        m2s_additional_start_points: checked against the ONNX.
     """
 
     enabled: bool = True
-    m2s_additional_start_points: tuple[_StartPoint, ...] = ()
+    m2s_additional_start_points: Annotated[
+        tuple[_StartPoint, ...],
+        NoEffect("every attention is found in the graph; names that it lacks are refused"),
+    ] = ()

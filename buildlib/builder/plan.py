@@ -68,6 +68,9 @@ class Additions:
         """Return what options add to the model, with files that are there."""
         lora, speculative = options.lora_config, options.speculative_config
         on_host = options.prepare_embedding_lut or isinstance(speculative, EagletBuilderConfig)
+        if "embedding_datatype" in options.model_fields_set and not on_host:
+            reason = "it is of the table that prepare_embedding_lut leaves to the host; set both"
+            raise InvalidOptionError("embedding_datatype", reason, ())
         if on_host and options.split_model.split_embedding:
             reason = "prepare_embedding_lut leaves no embedding in the graphs to split off"
             raise InvalidOptionError("split_model.split_embedding", reason, ())
@@ -157,19 +160,23 @@ class BuildPlan:
         options = self.options
         return options.skip_ar_conversion or options.arn_cl_options.skip_ar_cl_conversion
 
+    @property
+    def skip_key(self) -> str:
+        """The option by which the model keeps its shape."""
+        whole = self.options.arn_cl_options.skip_ar_cl_conversion
+        return "arn_cl_options.skip_ar_cl_conversion" if whole else "skip_ar_conversion"
+
     def at(self, shapes: Iterable[GraphShape]) -> "BuildPlan":
         """Return a copy for the shapes that the models have."""
         options = self.options.arn_cl_options
-        key = "arn_cl_options.skip_ar_cl_conversion"
         if not options.skip_ar_cl_conversion:
-            key = "skip_ar_conversion"
             lengths = _sorted("arn_cl_options.context_length", options.context_length)
             shapes = [GraphShape(shape.ar, cl) for shape in shapes for cl in lengths]
         own_shapes = tuple(sorted(set(shapes), key=lambda shape: (shape.cl, shape.ar)))
         if all(shape.ar != 1 for shape in own_shapes):
             names = ", ".join(map(str, own_shapes))
             reason = f"the model is at {names} and none of it decodes; attach one of AR 1"
-            raise InvalidOptionError(key, reason, ())
+            raise InvalidOptionError(self.skip_key, reason, ())
         return replace(self, shapes=own_shapes)
 
     def as_options(self) -> dict[str, OptionValue]:

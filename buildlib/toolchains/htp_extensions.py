@@ -22,7 +22,7 @@ from pydantic_core import PydanticKnownError
 
 from buildlib.config_model import ConfigModel, Whole, in_file, refuse
 from buildlib.errors import InvalidOptionError
-from buildlib.validation import NO_SUCH_KEY, RULE, Fault, first_fault, hints, nearest_key
+from buildlib.validation import NO_SUCH_KEY, RULE, Fault, NoEffect, first_fault, hints, nearest_key
 
 PerfProfile = Literal[
     "default",
@@ -63,6 +63,13 @@ def _flag(value: object, info: ValidationInfo) -> object:
     return bool(value)
 
 
+def _whole_flag(value: object, info: ValidationInfo) -> object:
+    """Read the 0 and 1 of files, where the library takes no 1.0."""
+    if in_file(info) and isinstance(value, float):
+        raise PydanticKnownError("int_type")
+    return _flag(value, info)
+
+
 _LLM_DECODE_ARCH = 79
 _DROPS = "unknown key: QNN's library may refuse the whole file for it"
 _INT32 = 2**31 - 1
@@ -70,6 +77,12 @@ _Count = Annotated[int, Field(ge=0, le=_INT32), Whole]
 _Positive = Annotated[int, Field(ge=1, le=_INT32), Whole]
 _Size = Annotated[int, Field(ge=0), Whole]
 _Flag = Annotated[bool, BeforeValidator(_flag)]
+_ADAPTERS_ARE_INPUTS = NoEffect(
+    "adapters are inputs of the graphs (LoRA v1), and no weights of the binary", "ort-qnn"
+)
+_FLOATS_ARE_RELAXED = NoEffect(
+    "the compiler computes floats with 16 bits in any case; false is refused", "ort-qnn"
+)
 _SECTIONS = ("context", "graphs", "devices", "memory", "groupContext")
 
 
@@ -135,7 +148,7 @@ class HtpContextConfig(HtpOptions):
     """Options of the binary; the others are of the run."""
 
     weight_sharing_enabled: bool | None = None
-    lora_weight_sharing: bool | None = None
+    lora_weight_sharing: Annotated[bool | None, _ADAPTERS_ARE_INPUTS] = None
     extended_udma: bool | None = None
     group_id: _Count | None = None
     max_spill_fill_buffer_for_group: _Size | None = None
@@ -184,7 +197,9 @@ class HtpGraphOptions(HtpOptions):
         Annotated[int, Field(ge=1, le=3), Whole, BeforeValidator(_from_number)] | None
     ) = Field(default=None, validation_alias="O", serialization_alias="O")
     hvx_threads: _Positive | None = None
-    fp16_relaxed_precision: Annotated[_Flag, Whole] | None = None
+    fp16_relaxed_precision: Annotated[
+        Annotated[bool, BeforeValidator(_whole_flag)] | None, _FLOATS_ARE_RELAXED
+    ] = None
     dlbc: _Flag | None = None
     dlbc_weights: _Flag | None = None
     num_cores: _Positive | None = None
@@ -295,6 +310,15 @@ class HtpGroupContextConfig(HtpOptions):
     reused_io_limit_mb: _Count | None = None
 
 
+HTP_KINDS: tuple[type[HtpOptions], ...] = (
+    HtpContextConfig,
+    HtpGraphConfig,
+    HtpDeviceConfig,
+    HtpDeviceCoreConfig,
+    HtpMemoryConfig,
+    HtpGroupContextConfig,
+)
+
 _Config = TypeVar("_Config", bound=HtpOptions)
 
 HtpSections = tuple[
@@ -350,15 +374,7 @@ class HtpConfigHelper:
     @classmethod
     def list_config_options(cls) -> tuple[str, ...]:
         """Return the dotted keys of every known option."""
-        kinds = (
-            HtpContextConfig,
-            HtpGraphConfig,
-            HtpDeviceConfig,
-            HtpDeviceCoreConfig,
-            HtpMemoryConfig,
-            HtpGroupContextConfig,
-        )
-        return tuple(key for kind in kinds for key in kind.known_options())
+        return tuple(key for kind in HTP_KINDS for key in kind.known_options())
 
 
 def _objects(kind: type[_Config], section: object) -> list[_Config]:

@@ -1,6 +1,7 @@
 """`qnnfarm inspect`: shows a container, a checkpoint, or one file of the many that are built."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from buildlib.builder.build_options import BuildOptions, no_effects
 from buildlib.builder.model_place import find_snapshot, is_hub_model
 from buildlib.cache.layout import SIDECAR
 from buildlib.cache.records import read_files, read_info
@@ -29,7 +31,7 @@ from buildlib.container.chat_template import ChatTemplate
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import DlcInfo, inspect_dlc, is_dlc
 from buildlib.container.layout import METADATA
-from buildlib.container.manifest import KV_BYTES, PRECISION, is_container
+from buildlib.container.manifest import KV_BYTES, PRECISION, ContainerMetadata, is_container
 from buildlib.container.op_packages import registrations
 from buildlib.encoder.interface import EncoderConfig
 from buildlib.errors import InputFileError, ModelFileError
@@ -38,6 +40,7 @@ from buildlib.sizes import size_text
 from buildlib.speculative.agreement import SPECULATIVE
 from buildlib.toolchains.base import BinaryInfo, TensorInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from buildlib.validation import NoEffect
 from harness.cli.arguments import Json
 from harness.cli.tensors import (
     print_facts,
@@ -180,6 +183,9 @@ def _inspect_container(path: Path, *, every: bool, json: bool) -> None:
             {
                 "metadata": container.metadata.model_dump(mode="json"),
                 "sizes_by_kind": container.sizes_by_kind,
+                "without_effect": {
+                    key: note.reason for key, note in _without_effect(container.metadata).items()
+                },
                 "chat_template": None if template is None else template.text,
                 "binaries": {name: dataclasses.asdict(info) for name, info in infos.items()},
             }
@@ -252,6 +258,7 @@ def _print_manifest(
         },
         **metadata.toolchain,
         **metadata.options,
+        **{f"{key} has": str(note) for key, note in _without_effect(metadata).items()},
     }
     if not container.embeds and container.genie_config.dialog.type in SPECULATIVE:
         facts["speculation"] = describe(metadata.speculation)
@@ -259,6 +266,20 @@ def _print_manifest(
         facts[f"registers {number}"] = f"{one} sha256:{metadata.files[one.file].sha256[:16]}"
     print_facts(console, facts)
     _print_files(console, {part.name: (part.size_bytes, part.kind) for part in container.sizes})
+
+
+def _without_effect(metadata: ContainerMetadata) -> dict[str, NoEffect]:
+    """Return the options of a build that were set, and changed nothing."""
+    compiler, defaults = metadata.toolchain.get("toolchain"), BuildOptions().as_options()
+    notes, of_graphs = no_effects(), re.compile(r"^ar\d+\.|\[[^\]]*\]")
+    named = ((key, of_graphs.sub("", key), value) for key, value in metadata.options.items())
+    return {
+        key: notes[plain]
+        for key, plain, value in named
+        if plain in notes
+        and notes[plain].toolchain in {"", compiler}
+        and value != defaults.get(plain)
+    }
 
 
 def _sampler(container: GenAIContainer) -> str | None:

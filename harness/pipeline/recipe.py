@@ -14,8 +14,14 @@ from buildlib.paths import absolute_user_path
 from buildlib.validation import Location, first_fault
 from harness.errors import ConfigFileError
 from harness.pipeline.registry import StageRegistry
-from harness.pipeline.settings import NO_DRAFT_STAGES, PipelineSettings
-from harness.pipeline.stage import AnyStage, StageConfig, find_unbound_inputs, nearest
+from harness.pipeline.settings import NO_DRAFT_STAGES, Features, PipelineSettings
+from harness.pipeline.stage import (
+    AnyStage,
+    StageConfig,
+    find_unbound_inputs,
+    makes_containers,
+    nearest,
+)
 from harness.yaml_files import YamlFile, read_yaml
 
 _SUFFIXES = (".yaml", ".yml")
@@ -104,6 +110,9 @@ class LLMPipelineConfig:
         if settings.checkpoint is not None and settings.checkpoint not in stages:
             reason = f"{settings.checkpoint!r} is none of its stages: {', '.join(stages)}"
             raise _error(recipe, ("checkpoint",), reason)
+        if settings.features != Features() and not any(map(makes_containers, stages.values())):
+            reason = f"none of its stages builds them in: {', '.join(stages)}; add genai_builder"
+            raise _error(recipe, ("features",), reason)
         for name, field in find_unbound_inputs(stages):
             reason = f"it needs {field}, which no stage before it makes"
             raise _error(recipe, ("stages", name), reason)

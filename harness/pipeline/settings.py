@@ -12,9 +12,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from buildlib.container.op_packages import OpPackage
 from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.paths import default_cache_root, user_path
+from buildlib.speculative.config import speculation_of
 from buildlib.targets import parse_target
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.registry import ToolchainName, open_toolchain
+from buildlib.validation import NoEffect
 
 NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\z")]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -87,8 +89,6 @@ class EvaluatorConfig(_Section):
 
 
 def _known_speculation(config: dict[str, Any]) -> dict[str, Any]:
-    from buildlib.speculative.config import speculation_of
-
     try:
         speculation_of(config)
     except InvalidOptionError as error:
@@ -161,7 +161,7 @@ class PipelineSettings(_Section):
         enable_observers: whether time, memory and bytes of each stage are recorded.
         enable_cache: whether outputs of stages are kept and used again.
         cache_dir: where, relative to the recipe; by default the user's cache folder.
-        checkpoint: a stage; every finished stage is kept, this one too.
+        checkpoint: a stage of the recipe.
         log_level: of the log while stages run.
         toolchain: compiler, as of `qnnfarm build`.
         qairt_sdk: folder of the SDK, relative to the recipe.
@@ -177,7 +177,9 @@ class PipelineSettings(_Section):
     enable_observers: bool = True
     enable_cache: bool = True
     cache_dir: NonEmpty | None = None
-    checkpoint: NonEmpty | None = None
+    checkpoint: Annotated[
+        NonEmpty | None, NoEffect("every finished stage is kept, whether it is named or not")
+    ] = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     toolchain: ToolchainName = "pypi"
     qairt_sdk: NonEmpty | None = None

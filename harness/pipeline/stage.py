@@ -274,6 +274,11 @@ def bind_inputs(stage: type[AnyStage], outputs: Mapping[str, object]) -> StageIn
     return stage.Input(**{name: outputs[name] for name in names if name in outputs})
 
 
+def makes_containers(stage: type[AnyStage]) -> bool:
+    """Return whether a stage gives a container."""
+    return any(field.name == "container" for field in dataclasses.fields(stage.Output))
+
+
 def find_unbound_inputs(stages: Mapping[str, type[AnyStage]]) -> Iterator[tuple[str, str]]:
     """Yield each stage and input that no stage before it makes."""
     outputs: set[str] = set()

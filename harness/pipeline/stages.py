@@ -42,7 +42,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.paths import user_path
 from buildlib.quantize.options import QuantizationOptions, TechniqueName, check_arguments
 from buildlib.targets import parse_target
-from buildlib.validation import first_fault
+from buildlib.validation import NoEffect, first_fault
 from harness.errors import ConfigFileError
 from harness.pipeline.settings import NonEmpty, PipelineSettings, PositiveInt
 from harness.pipeline.stage import (
@@ -83,6 +83,9 @@ def _known_overrides(overrides: dict[str, Any]) -> dict[str, Any]:
     return overrides
 
 
+_RUNS_NO_CODE = NoEffect("no code of a model is run")
+
+
 class PretrainedKwargs(_Accepted):
     """Arguments of loading.
 
@@ -91,15 +94,18 @@ class PretrainedKwargs(_Accepted):
     """
 
     revision: NonEmpty | None = None
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "float16", "bfloat16"],
+        NoEffect("weights stay in the checkpoint's files, as they are stored there"),
+    ] = "auto"
     attn_implementation: Literal["eager"] = "eager"
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, _RUNS_NO_CODE] = False
 
 
 class TokenizerKwargs(_Accepted):
     """Arguments of loading the tokenizer, none of which changes `tokenizer.json`."""
 
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, _RUNS_NO_CODE] = False
 
 
 class ModelLoaderConfig(StageConfig):
@@ -108,7 +114,9 @@ class ModelLoaderConfig(StageConfig):
     model_reauthoring: Literal[True] = True
     apply_default_adaptations: Literal[True] = True
     load_tokenizer: Literal[True] = True
-    execution_environment: Literal["cpu", "gpu"] = "cpu"
+    execution_environment: Annotated[
+        Literal["cpu", "gpu"], NoEffect("models are loaded and calibrated on the CPU")
+    ] = "cpu"
     model_config_overrides: Annotated[dict[str, Any], AfterValidator(_known_overrides)] = Field(
         default_factory=dict
     )

@@ -23,7 +23,7 @@ from buildlib.checkpoint.layout import MAX_CONFIG_BYTES
 from buildlib.errors import InputFileError, InvalidOptionError
 from buildlib.files import atomic_write_bytes, check_file
 from buildlib.targets import Soc, catalog
-from buildlib.validation import first_fault
+from buildlib.validation import NoEffect, first_fault
 
 Family = Literal["qwen3", "qwen2", "llama"]
 BlockSize = Literal[16, 32, 64]
@@ -75,7 +75,10 @@ class ModelConfig(BaseModel):
     rope_theta: Annotated[float, Field(gt=1, allow_inf_nan=False)]
     rope_scaling: dict[str, Any] | None = None
     attention_bias: bool
-    tie_word_embeddings: bool
+    tie_word_embeddings: Annotated[
+        bool,
+        NoEffect("a `.mllm` file holds the output projection beside the embedding", "ort-qnn"),
+    ]
     bos_token_id: _TokenId
     eos_token_id: _TokenId
     max_cache_length: _Size

@@ -68,9 +68,10 @@ class MllmFiles:
         profile = machine.htp_try_best_performance.removeprefix("Htp")
         return CompileConfig.for_target(target).with_options(
             {
-                "graphs.vtcm_size_in_mb": min(
-                    machine.htp_vtcm_capability_in_mb, target.soc.vtcm_mb
-                ),
+                "graphs.vtcm_size_in_mb": machine.htp_vtcm_capability_in_mb,
+                "devices.pd_session": machine.htp_security_pd_session.removeprefix("Htp")
+                .removesuffix("Pd")
+                .lower(),
                 "devices.cores.perf_profile": re.sub(r"\B([A-Z])", r"_\1", profile).lower(),
             }
         )

@@ -11,6 +11,7 @@ from buildlib.builder.build import BuildOutputs
 from buildlib.toolchains.base import TensorInfo
 from harness.cli.tensors import alike, common_name
 from suites.models import tiny_llama
+from tests.builders import builder_for
 from tests.buildlib.checkpoint.tokenizer_families import write
 from tests.harness.cli.conftest import Run
 from tools.tiny_llama.gguf_file import write_gguf
@@ -42,6 +43,16 @@ def test_a_build_and_what_is_inspected_agree(
     (together,) = (line for line in shown.splitlines() if line.startswith("together"))
     size = " ".join(together.split()[1:])
     assert f"SM8750:emulator, W8A16, 2 parts, {size}, " in " ".join(built.stdout.split())
+
+
+def test_an_option_that_changed_nothing(
+    qnnfarm: Run, small_bundle: Path, small_model: Path, build_cache: Path
+) -> None:
+    builder = builder_for(small_model, build_cache)
+    relaxed = builder.set_options({"graphs.fp16_relaxed_precision": True}).build()
+    words = "no effect here, because the compiler computes floats with 16 bits"
+    assert words in " ".join(qnnfarm("inspect", relaxed.path).stdout.split())
+    assert "no effect here" not in qnnfarm("inspect", small_bundle).stdout
 
 
 def test_a_checkpoint_and_the_keys_that_its_code_does_not_read(

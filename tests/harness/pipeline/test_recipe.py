@@ -79,6 +79,11 @@ stages:
             3,
             "interface_provider: it is missing",
         ),
+        (
+            ("stages:", "features: {lora: {lora_config_path: a}}\nstages:"),
+            3,
+            "features: none of its stages builds them in",
+        ),
         (("stages:", "eaglet: {eaglet_version: v2}\nstages:"), 3, "eaglet: .*qnnfarm train draft"),
         (
             ("stages:", "stages:\n  dm_model_loader: {}"),

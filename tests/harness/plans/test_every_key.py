@@ -1,0 +1,48 @@
+"""Every key of a plan is read by what runs it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+import harness
+import reports
+from buildlib.validation import without_effect
+from harness.plans.plan_file import Plan
+
+_HERE = "plan_file.py"
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:  # noqa: ANN401
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        for one in annotation.model_fields.values():
+            yield from models_in(one.annotation)
+    for one in get_args(annotation):
+        yield from models_in(one)
+
+
+def names_read() -> set[str]:
+    """Return the attributes that are read outside of the plan's file, in other classes too."""
+    roots = (Path(next(iter(package.__path__))) for package in (harness, reports))
+    paths = (path for root in roots for path in root.rglob("*.py") if path.name != _HERE)
+    trees = (ast.parse(path.read_bytes()) for path in paths)
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    return {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+
+
+def test_every_key_of_a_plan_is_read() -> None:
+    read = names_read()
+    silent = {
+        f"{model.__name__}.{name}"
+        for model in models_in(Plan)
+        for name in model.model_fields
+        if name not in read
+    }
+    assert silent == {f"{Plan.__name__}.{key}" for key, _ in without_effect(Plan)}
