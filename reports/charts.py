@@ -111,17 +111,17 @@ def _history_row(
     levels: Sequence[Mapping[datetime, float]],
     told: Mapping[datetime, str],
 ) -> tuple[Value, ...]:
-    devices = sorted({run.device.serial for run in point.runs})
+    devices = sorted({run.device for run in point.runs})
     return (
         point.at,
         *(shown(metric, point.values.get(metric.key)) for metric in metrics),
         *(level.get(point.at) for level in levels),
-        float(len(point.sessions)),
+        float(len(point.runs)),
         ", ".join(devices[:3]),
-        point.commit[:12],
+        (point.runs[-1].commit or "")[:12],
         point.sha256[:12],
         told.get(point.at),
-        point.sessions[-1].run.id,
+        point.runs[-1].id,
     )
 
 

@@ -208,12 +208,12 @@ def _shares(series: Sequence[Series], runs: Iterable[str]) -> Mapping[tuple[str,
     """Return the speeds of runs as percents of the median of their history, by run and metric."""
     wanted, shares = frozenset(runs), {}
     for one in series:
-        if one.metric.key in LEADING_METRICS and not wanted.isdisjoint(one.runs):
+        if one.metric.key in LEADING_METRICS and not wanted.isdisjoint(one.run_ids):
             sessions = [session for night in one.nights for session in night.sessions]
             usual = statistics.median(session.value for session in sessions)
             for session in sessions:
-                if session.run.id in wanted and usual:
-                    shares[session.run.id, one.metric.key] = 100 * session.value / usual
+                if session.head.id in wanted and usual:
+                    shares[session.head.id, one.metric.key] = 100 * session.value / usual
     return shares
 
 
@@ -234,7 +234,7 @@ def _heat_figure(
                 run.created_at,
                 f"{container_name(run.container)}, {Subject.of(run).label}",
                 *(shares.get((run.id, key)) for key in LEADING_METRICS),
-                start_temperature(run),
+                start_temperature(run.conditions),
                 max(_temperatures(telemetry.get(run.id, ())), default=None),
                 float(charge) if isinstance(charge, int | float) else None,
                 reason,

@@ -1,14 +1,15 @@
 """Histories of a report: the series of one container, device and workload, a metric each."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from operator import attrgetter
 
-from harness.results.history import MeasuredNight, MeasuredSession, Series
+from harness.results.history import MeasuredNight, Series
 from harness.results.metrics import LEADING_METRICS, find_metric
 from harness.results.nights import PAUSE, group_nights
-from harness.results.records import SIDES, Run, RunHead
+from harness.results.records import SIDES, Run, RunHead, RunMeans
 from harness.words import percent, pluralize
 from reports.text import day
 
@@ -18,40 +19,31 @@ class HistoryPoint:
     """A night, with the means of all its metrics.
 
     Attributes:
-        sessions: one for each run, oldest first.
+        runs: oldest first.
+        newest: the last of them.
     """
 
     at: datetime
     values: Mapping[str, float]
-    sessions: tuple[MeasuredSession, ...]
-
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        """The runs, oldest first."""
-        return tuple(session.run for session in self.sessions)
-
-    @property
-    def commit(self) -> str:
-        """The commit that was measured; empty if unknown."""
-        return self.sessions[-1].commit or ""
+    runs: tuple[RunHead, ...]
+    newest: RunMeans
 
     @property
     def sha256(self) -> str:
         """The container that was measured."""
-        return self.sessions[-1].run.container.sha256
+        return self.runs[-1].sha256
 
     @property
     def size_bytes(self) -> float | None:
         """Size of the container, or of its deployment, as far as known."""
-        newest = self.sessions[-1].measured
-        push, reuse = newest.means.get("push_bytes"), newest.means.get("reused_bytes")
-        size = newest.run.container.size_bytes
+        means, size = self.newest.means, self.newest.run.container.size_bytes
+        push, reuse = means.get("push_bytes"), means.get("reused_bytes")
         return size or (push.value + reuse.value if push and reuse else None)
 
     @property
     def bits_per_weight(self) -> float | None:
         """Bits of the container's files for each weight of the model, if both are known."""
-        container = self.sessions[-1].run.container
+        container = self.newest.run.container
         if not container.size_bytes or not container.parameters:
             return None
         return 8 * container.size_bytes / container.parameters
@@ -76,7 +68,7 @@ class SeriesGroup:
     @property
     def newest(self) -> Run:
         """The last run, which names the container, device and workload of all."""
-        return self.points[-1].sessions[-1].run
+        return self.points[-1].newest.run
 
     @property
     def title(self) -> str:
@@ -84,7 +76,7 @@ class SeriesGroup:
         return self.series[0].title
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[RunHead, ...]:
         """All runs, oldest first."""
         return tuple(run for point in self.points for run in point.runs)
 
@@ -113,12 +105,13 @@ class SeriesGroup:
         return tuple(one for one in leading if one.changes)
 
 
-def group_series(series: Sequence[Series]) -> tuple[SeriesGroup, ...]:
+def group_series(series: Sequence[Series], measured: Iterable[RunMeans]) -> tuple[SeriesGroup, ...]:
     """Put the series of all metrics of one container, device and workload together."""
+    means_of = {one.run.id: one for one in measured}
     by_subject: dict[str, list[Series]] = {}
     for one in series:
         by_subject.setdefault(one.subject, []).append(one)
-    groups = (SeriesGroup(tuple(alike), _points(alike)) for alike in by_subject.values())
+    groups = (SeriesGroup(tuple(alike), _points(alike, means_of)) for alike in by_subject.values())
     return tuple(sorted(groups, key=_order))
 
 
@@ -130,7 +123,7 @@ def find_present(
     Args:
         runs: all of them, oldest first: those of the last night on another branch are present, too.
     """
-    branches = {run.provenance.git_branch for group in groups for run in group.runs} | {None}
+    branches = {run.branch for group in groups for run in group.runs} | {None}
     others = [RunHead.of(run) for run in runs if run.label not in SIDES]
     remarks_of: dict[str, tuple[str, ...]] = {
         head.id: (f"On the branch {head.branch}, which is not that of the history",)
@@ -158,21 +151,18 @@ def commit_range(series: Series, night: MeasuredNight) -> str:
     return "..".join(dict.fromkeys(commit[:10] for commit in both if commit))
 
 
-def _points(alike: Sequence[Series]) -> tuple[HistoryPoint, ...]:
+def _points(alike: Sequence[Series], means_of: Mapping[str, RunMeans]) -> tuple[HistoryPoint, ...]:
     values: dict[datetime, dict[str, float]] = {}
-    sessions: dict[datetime, dict[str, MeasuredSession]] = {}
+    heads: dict[datetime, dict[str, RunHead]] = {}
     for series in alike:
         for night in series.nights:
             values.setdefault(night.at, {})[series.metric.key] = night.mean
-            runs = sessions.setdefault(night.at, {})
-            for session in night.sessions:
-                runs.setdefault(session.run.id, session)
-    return tuple(
-        HistoryPoint(
-            at, values[at], tuple(sorted(sessions[at].values(), key=lambda one: one.run.created_at))
-        )
-        for at in sorted(values)
-    )
+            heads.setdefault(night.at, {}).update((one.head.id, one.head) for one in night.sessions)
+    points = []
+    for at in sorted(values):
+        runs = sorted(heads[at].values(), key=attrgetter("created_at"))
+        points.append(HistoryPoint(at, values[at], tuple(runs), means_of[runs[-1].id]))
+    return tuple(points)
 
 
 def _began(series: Series) -> datetime:

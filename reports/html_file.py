@@ -220,7 +220,7 @@ class _Trends:
 
     def __init__(self, page: Page) -> None:
         self._found = {
-            (session.run.id, series.metric.key): series
+            (session.head.id, series.metric.key): series
             for series in page.results.series
             for night in series.nights[-1:]
             for session in night.sessions

@@ -123,7 +123,7 @@ def load(
         NotStoredError: it has no results of the baseline.
     """
     with ResultsStore.open(location, create=False) as store, without_collection():
-        all_means, heads = store.means(), store.heads()
+        all_means, heads = store.measured(), store.heads()
         known_alerts = list_alerts(store)
         if night is not None:
             since, until = _find_night(heads, night)
@@ -135,8 +135,8 @@ def load(
         runs = [one.run for one in means]
         ids = {run.id for run in runs}
         judged = find_series(all_means, heads)
-        series = tuple(one for one in judged if not ids.isdisjoint(one.runs))
-        groups = group_series([one.since(wanted.since) for one in series])
+        series = tuple(one for one in judged if not ids.isdisjoint(one.run_ids))
+        groups = group_series([one.since(wanted.since) for one in series], all_means)
         listing = list_runs(runs)
         present = find_present(groups, runs)
         newest = [run.id for run in runs if run.id in present or run.label in SIDES]

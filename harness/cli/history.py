@@ -103,7 +103,7 @@ def _plan_to_json(series: Series, percent_lost: float | None) -> dict[str, Any]:
 
 
 def _print_series(series: Series, newest: int) -> None:
-    phones = {session.run.device.serial for night in series.nights for session in night.sessions}
+    phones = {serial for night in series.nights for serial in night.devices}
     sessions = sum(len(night.sessions) for night in series.nights)
     out = answers()
     out.print(f"{series.metric.label} of {series.name}")
@@ -231,10 +231,10 @@ def _night_to_json(night: MeasuredNight) -> dict[str, Any]:
         "commit": night.commit,
         "sessions": [
             {
-                "run": one.run.id,
-                "device": one.run.device.serial,
+                "run": one.head.id,
+                "device": one.head.device,
                 "value": one.value,
-                "branch": one.run.provenance.git_branch,
+                "branch": one.head.branch,
             }
             for one in night.sessions
         ],

@@ -25,6 +25,7 @@ from harness.results import schema
 from harness.results.database import refuse_unreadable_rows
 from harness.results.history import (
     MeasuredNight,
+    PlacedRuns,
     Series,
     SeriesFilter,
     iterate_series,
@@ -184,12 +185,13 @@ def review_new(store: ResultsStore) -> tuple[Alert, ...]:
         return ()
     judged_until = max((row.until for row in rows if row.until), default=None)
     until = min(newest, now()) if newest else None  # clocks of hosts may be wrong
-    marks = mark_subjects(store)
+    placed = PlacedRuns.of(store.heads())
+    marks = mark_subjects(placed)
     news = [subject for subject, mark in marks.items() if marked.get(subject) != mark]
     marks[_ALL] = whole
     new = tuple(
         alert
-        for some in iterate_series(store, subjects=news)
+        for some in iterate_series(store, subjects=news, placed=placed)
         for alert in review(store, some, judged_until)
     )
 
@@ -389,7 +391,7 @@ def _open_again(series: Series, alert: Alert) -> Alert:
 def _recovery(series: Series, alert: Alert) -> MeasuredNight | None:
     """Return the night on which later changes had taken back half of a loss."""
     loss = gained = -math.log(alert.ratio)
-    phones = {one.run.device.serial for night in series.nights for one in night.sessions}
+    phones = {serial for night in series.nights for serial in night.devices}
     for later in series.changes:
         if series.nights[later.night].at > alert.began_at and later.concerns(alert.devices):
             part = 1.0 if alert.devices or not later.devices else len(later.devices) / len(phones)
@@ -406,7 +408,7 @@ def _recovered(night: MeasuredNight) -> str:
 
 def _name(series: Series, change: Change) -> str:
     """Name a loss by the first session at the new level, in any process."""
-    first = series.first_night(change).sessions[0].run.id
+    first = series.first_night(change).sessions[0].head.id
     return hashlib.sha256(f"{first} {series.id}{change.scope}".encode()).hexdigest()[:10]
 
 

@@ -13,11 +13,12 @@ import hashlib
 import math
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from harness.results.metrics import JUDGED_METRICS, Direction, Metric, find_metr
 from harness.results.nights import choose_branch, find_main_branch, find_strays, group_nights
 from harness.results.perplexity import PERPLEXITY
 from harness.results.provenance import git_branches, own_version
-from harness.results.records import SIDES, Run, RunHead, RunMeans
+from harness.results.records import SIDES, Mean, Run, RunHead, RunMeans
 from harness.results.stability import start_temperature
 from harness.results.statistics import changes
 from harness.results.statistics.changes import (
@@ -63,6 +64,7 @@ AGES = (30, 90, 365)
 _BEYOND = 1.5
 """Half widths of an interval beyond which a slow change is no noise."""
 _SUBJECTS_AT_ONCE = 40
+_NONE: Mapping[str, Mean] = {}
 _SMALLEST: Mapping[str, float] = {PERPLEXITY: PERPLEXITY_THRESHOLD}
 """Metrics without noise, in which smaller changes count."""
 
@@ -75,18 +77,8 @@ class MeasuredSession:
         value: mean of the measured repetitions, in the metric's unit.
     """
 
-    measured: RunMeans
+    head: RunHead
     value: float
-
-    @property
-    def run(self) -> Run:
-        """The run, without its measurements."""
-        return self.measured.run
-
-    @property
-    def commit(self) -> str | None:
-        """The commit that was measured."""
-        return self.run.provenance.git_commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,23 +95,18 @@ class MeasuredNight:
     @property
     def commit(self) -> str | None:
         """The commit of all of them."""
-        return self.sessions[0].commit
-
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        """The runs of the sessions."""
-        return tuple(session.run for session in self.sessions)
+        return self.sessions[0].head.commit
 
     @property
     def devices(self) -> tuple[str, ...]:
         """The serials of its devices, each once."""
-        return tuple(dict.fromkeys(one.run.device.serial for one in self.sessions))
+        return tuple(dict.fromkeys(one.head.device for one in self.sessions))
 
     def of(self, devices: Collection[str]) -> "MeasuredNight":
         """Return the night with the sessions of some devices only, maybe none; empty means all."""
-        if not devices or all(one.run.device.serial in devices for one in self.sessions):
+        if not devices or all(one.head.device in devices for one in self.sessions):
             return self
-        chosen = (one for one in self.sessions if one.run.device.serial in devices)
+        chosen = (one for one in self.sessions if one.head.device in devices)
         return replace(self, sessions=tuple(chosen))
 
     @property
@@ -173,24 +160,26 @@ class Series:
 
     Attributes:
         subject: id of the `Subject`; the series of its metrics share it.
+        runs: the last one and those beside changes, by id, without their measurements.
         changes: those that stand; their nights are places in `nights`.
         refuted: those that later nights have refuted.
         apart: nights of commits off the branch, which are not judged (`nights.find_strays`).
         smallest_loss: the smallest one that would be told in time, as `SeriesJudgement` has it.
         unit, wandering: as `SeriesJudgement` has them.
-        drifts: of the whole history against `AGES`.
+        whole: the history that this is a part of; None for a whole one.
     """
 
     subject: str
     metric: Metric
     nights: tuple[MeasuredNight, ...]
+    runs: Mapping[str, Run] = field(default_factory=dict, repr=False, compare=False)
     changes: tuple[Change, ...] = ()
     refuted: tuple[Change, ...] = ()
     apart: tuple[MeasuredNight, ...] = ()
     smallest_loss: float | None = None
     unit: float = 0.0
     wandering: tuple[float, ...] = (1.0,)
-    drifts: tuple[Drift, ...] = ()
+    whole: "Series | None" = field(default=None, repr=False, compare=False)
 
     @property
     def id(self) -> str:
@@ -200,7 +189,7 @@ class Series:
     @property
     def newest(self) -> Run:
         """The last run, which names the container, device and workload of all."""
-        return self.nights[-1].sessions[-1].run
+        return self.runs[self.nights[-1].sessions[-1].head.id]
 
     @property
     def workload(self) -> str:
@@ -245,9 +234,9 @@ class Series:
         return self.newest.device.emulator
 
     @property
-    def runs(self) -> frozenset[str]:
-        """The ids of its runs."""
-        return frozenset(one.run.id for night in self.nights for one in night.sessions)
+    def run_ids(self) -> frozenset[str]:
+        """The ids of all of its runs."""
+        return frozenset(one.head.id for night in self.nights for one in night.sessions)
 
     def since(self, moment: datetime | None) -> "Series":
         """Return the part from a moment on, with its changes as the whole was judged."""
@@ -255,11 +244,17 @@ class Series:
         first = 0 if moment is None else min(bisect_left(at, moment), len(at) - 1)
         return replace(
             self,
+            whole=self.whole or self,
             nights=self.nights[first:],
             changes=_moved(self.changes, first),
             refuted=_moved(self.refuted, first),
             apart=tuple(one for one in self.apart if moment is None or one.at >= moment),
         )
+
+    @cached_property
+    def drifts(self) -> tuple[Drift, ...]:
+        """The changes of the whole history against `AGES`."""
+        return tuple(_drifts(self.whole or self))
 
     @property
     def sensitivity(self) -> str:
@@ -275,19 +270,29 @@ class Series:
 
     def differences(self, change: Change) -> tuple[str, ...]:
         """List other changes between the two nights: containers, libraries, builds of phones."""
-        before, after = self._beside(change)
-        return describe_changes(before.runs, after.runs)
+        return describe_changes(*map(self._runs_of, self._beside(change)))
 
     def differences_of_devices(self, change: Change) -> tuple[str, ...]:
         """List how the devices of a change, where it is not of all, became others: their builds."""
-        before, after = self._beside(change)
-        names = facts(before.sessions[-1].run).keys() - OF_DEVICE
-        changes = describe_changes(before.runs, after.runs, ignored=names)
-        return changes if change.devices else ()
+        if not change.devices:
+            return ()
+        before, after = map(self._runs_of, self._beside(change))
+        return describe_changes(before, after, ignored=facts(before[-1]).keys() - OF_DEVICE)
 
     def first_night(self, change: Change) -> MeasuredNight:
         """Return the first night since a change on which its devices measured; only these."""
         return self._beside(change)[1]
+
+    def runs_to_show(self) -> Iterator[str]:
+        """Yield the ids of the runs that `runs` has to have."""
+        yield self.nights[-1].sessions[-1].head.id
+        for change in (*self.changes, *self.refuted):
+            either_side = self.nights[change.night - 1 : change.night + 1]
+            for night in (*self._beside(change), *either_side):
+                yield from (one.head.id for one in night.sessions)
+
+    def _runs_of(self, night: MeasuredNight) -> list[Run]:
+        return [self.runs[one.head.id] for one in night.sessions]
 
     def _beside(self, change: Change) -> tuple[MeasuredNight, MeasuredNight]:
         """Return the nights before and since a change, with the sessions of its devices."""
@@ -358,32 +363,41 @@ def read_series(store: ResultsStore, wanted: SeriesFilter = _EVERYTHING) -> tupl
 
 
 def iterate_series(
-    store: ResultsStore, wanted: SeriesFilter = _EVERYTHING, subjects: Collection[str] | None = None
+    store: ResultsStore,
+    wanted: SeriesFilter = _EVERYTHING,
+    subjects: Collection[str] | None = None,
+    placed: "PlacedRuns | None" = None,
 ) -> Iterator[tuple[Series, ...]]:
     """Read and judge whole histories, but hold only those of some subjects at a time.
 
     Args:
         wanted: its metrics, model and branch count.
         subjects: ids of the subjects that are read; by default all.
+        placed: all runs of the store; by default they are read.
     """
     if subjects is not None and not subjects:
         return
+
+    def read(ids: Collection[str]) -> Mapping[str, Run]:
+        return {run.id: run for run in store.get_runs(sorted(ids), measured=False)}
+
     metrics = tuple(find_metric(key).key for key in wanted.metrics)
     query, column = _select(wanted), schema.runs.c.subject
-    placed = _Placed.of(store.heads())
+    placed = placed or PlacedRuns.of(store.heads())
     if subjects is None:
         with store.database.reading() as connection:
             subjects = connection.scalars(query.with_only_columns(column).distinct()).all()
     ids = sorted(subjects)
     for first in range(0, len(ids), _SUBJECTS_AT_ONCE):
-        some = query.where(column.in_(ids[first : first + _SUBJECTS_AT_ONCE]))
+        part = ids[first : first + _SUBJECTS_AT_ONCE]
+        some = query.where(column.in_(part))
         with without_collection():
-            judged = _judge(store.means(some, metrics), placed, metrics)
+            judged = _judge(part, store.means(some, metrics), placed, metrics, read)
         yield judged
 
 
 def mark_store(store: ResultsStore) -> str:
-    """Mark a store and who judges it: where that is the same, so is all of `mark_subjects`.
+    """Mark a store and who judges it: where that is the same, so are all of `mark_subjects`.
 
     It costs a tenth of that. The branches of the repository say which runs are strays.
     """
@@ -391,21 +405,18 @@ def mark_store(store: ResultsStore) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def mark_subjects(store: ResultsStore) -> dict[str, str]:
+def mark_subjects(placed: "PlacedRuns") -> dict[str, str]:
     """Mark each subject: a mark changes with the content of the subject's histories.
 
     That is its runs, their nights, the branch that counts, and the code that judges.
     """
-    heads = store.heads()
-    main = find_main_branch(heads)
-    begin = f"{_mark_judge()} {main}\n".encode()
-    strays = find_strays(heads, main)
-    marks = {subject: hashlib.sha256(begin) for subject in {head.subject for head in heads}}
-    for night in group_nights(heads):
-        for head in night:
-            place = f"{head.id} {night[0].id} {head.id in strays}\n"
-            marks[head.subject].update(place.encode())
-    return {subject: mark.hexdigest() for subject, mark in marks.items()}
+    begin = f"{_mark_judge()} {placed.branch}\n"
+    strays = find_strays(chain.from_iterable(placed.subjects.values()), placed.branch)
+    marks = {}
+    for subject, heads in placed.subjects.items():
+        places = (f"{head.id} {placed.nights[head.id]} {head.id in strays}\n" for head in heads)
+        marks[subject] = hashlib.sha256("".join((begin, *places)).encode()).hexdigest()
+    return marks
 
 
 def _mark_judge() -> str:
@@ -423,54 +434,79 @@ def find_series(
         measured: oldest first.
         heads: of all runs of the store, which decide on subjects, nights and the branch.
     """
-    return _judge(measured, _Placed.of(heads), metrics)
+    means, runs = {}, {}
+    for one in measured:
+        means[one.run.id], runs[one.run.id] = one.means, one.run
+    placed = PlacedRuns.of(heads)
+    return _judge(placed.subjects, means, placed, metrics, lambda _: runs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    """The head of each run, the number of its night, and the main branch, by all of a store."""
+class PlacedRuns:
+    """All runs of a store over time.
 
-    heads: Mapping[str, RunHead]
-    nights: Mapping[str, int]
+    Attributes:
+        subjects: runs by their subject's id, oldest first.
+        nights: the first run of each run's night; both by id.
+        branch: the main one.
+    """
+
+    subjects: Mapping[str, Sequence[RunHead]]
+    nights: Mapping[str, str]
     branch: str | None
 
     @classmethod
-    def of(cls, heads: Sequence[RunHead]) -> "_Placed":
-        nights = enumerate(group_nights(heads))
-        numbers = {head.id: number for number, night in nights for head in night}
-        return cls({head.id: head for head in heads}, numbers, find_main_branch(heads))
+    def of(cls, heads: Sequence[RunHead]) -> "PlacedRuns":
+        """Place runs, oldest first."""
+        nights = {head.id: night[0].id for night in group_nights(heads) for head in night}
+        subjects = defaultdict[str, list[RunHead]](list)
+        for head in heads:
+            subjects[head.subject].append(head)
+        return cls(subjects, nights, find_main_branch(heads))
 
 
 def _judge(
-    measured: Iterable[RunMeans], placed: _Placed, metrics: Sequence[str]
+    subjects: Iterable[str],
+    means: Mapping[str, Mapping[str, Mean]],
+    placed: PlacedRuns,
+    metrics: Sequence[str],
+    read: Callable[[Collection[str]], Mapping[str, Run]],
 ) -> tuple[Series, ...]:
-    subjects: dict[str, list[RunMeans]] = {}
-    heads: list[RunHead] = []
-    for one in measured:
-        head = placed.heads.get(one.run.id)  # else it was written after they were read
-        if head and _has_history(one.run) and not one.means.keys().isdisjoint(metrics):
-            subjects.setdefault(head.subject, []).append(one)
-            heads.append(head)
-    strays = find_strays(heads, placed.branch)
+    """Judge the histories of some runs.
+
+    Args:
+        means: of these, by run and metric.
+        read: reads runs by their ids.
+    """
+    heads_of = {
+        subject: [
+            head
+            for head in placed.subjects.get(subject, ())
+            if head.has_history and not means.get(head.id, _NONE).keys().isdisjoint(metrics)
+        ]
+        for subject in subjects
+    }
+    strays = find_strays(chain.from_iterable(heads_of.values()), placed.branch)
     series: list[Series] = []
-    for subject, runs in subjects.items():
-        keys = {key for one in runs for key in one.means}
-        branch = choose_branch([one.run.provenance.git_branch for one in runs], placed.branch)
-        nights: dict[tuple[int | None, str], list[RunMeans]] = {}
-        apart: dict[tuple[int | None, str], list[RunMeans]] = {}
-        for one in runs:
-            if (one.run.provenance.git_branch or branch) == branch:
-                night = placed.nights.get(one.run.id), one.run.container.sha256
-                where = apart if one.run.id in strays else nights
-                where.setdefault(night, []).append(one)
+    for subject, heads in heads_of.items():
+        keys = {key for head in heads for key in means[head.id]}
+        branch = choose_branch([head.branch for head in heads], placed.branch)
+        nights: dict[tuple[str, str], list[RunHead]] = {}
+        apart: dict[tuple[str, str], list[RunHead]] = {}
+        for head in heads:
+            if (head.branch or branch) == branch:
+                where = apart if head.id in strays else nights
+                where.setdefault((placed.nights[head.id], head.sha256), []).append(head)
         for metric in (find_metric(key) for key in metrics if key in keys):
-            measured_nights = _nights(nights.values(), metric.key)
+            measured_nights = _nights(nights.values(), means, metric.key)
             if measured_nights:
-                off = _nights(apart.values(), metric.key)
+                off = _nights(apart.values(), means, metric.key)
                 series.append(Series(subject, metric, measured_nights, apart=off))
     judgements = judge_all([_history(one) for one in series])
-    judged = (_with_changes(one, judged) for one, judged in zip(series, judgements, strict=True))
-    return _sort(judged, metrics)
+    judged = [_with_changes(one, judged) for one, judged in zip(series, judgements, strict=True)]
+    runs = read({run_id for one in judged for run_id in one.runs_to_show()})
+    there = [one for one in judged if runs.keys() >= set(one.runs_to_show())]  # others are pruned
+    return _sort((replace(one, runs=runs) for one in there), metrics)
 
 
 def _sort(series: Iterable[Series], metrics: Sequence[str]) -> tuple[Series, ...]:
@@ -486,7 +522,7 @@ def _with_changes(series: Series, judged: SeriesJudgement) -> Series:
         for change in judged.changes
         if change.refuted is None and abs(series.metric.gain(change.ratio)) > least
     ]
-    series = replace(
+    return replace(
         series,
         changes=tuple(replace(one, ratio=_ratio(series, one, standing)) for one in standing),
         refuted=tuple(change for change in judged.changes if change.refuted is not None),
@@ -494,7 +530,6 @@ def _with_changes(series: Series, judged: SeriesJudgement) -> Series:
         unit=judged.unit,
         wandering=judged.wandering,
     )
-    return replace(series, drifts=tuple(_drifts(series)))
 
 
 def _as_loss(metric: Metric, part: float | None) -> float | None:
@@ -550,15 +585,15 @@ def night_logs(
     """
     logs: dict[str, list[float]] = {}
     for session in (session for night in past for session in night.sessions):
-        logs.setdefault(session.run.device.serial, []).append(math.log(session.value))
+        logs.setdefault(session.head.device, []).append(math.log(session.value))
     levels = {serial: statistics.median(some) for serial, some in logs.items()}
     level = statistics.median(math.log(night.mean) for night in past)
 
     def deviation(night: MeasuredNight) -> float:
         known = [
-            math.log(session.value) - levels[session.run.device.serial]
+            math.log(session.value) - levels[session.head.device]
             for session in night.sessions
-            if session.run.device.serial in levels
+            if session.head.device in levels
         ]
         return statistics.fmean(known) if known else math.log(night.mean) - level
 
@@ -627,28 +662,25 @@ def _is_wanted(series: Series, wanted: SeriesFilter) -> bool:
         return False
     if wanted.device is None:
         return True
-    name = wanted.device.lower()
-    return any(name in _device_words(run) for night in series.nights for run in night.runs)
+    device = series.newest.device  # all of a series are of one maker, model and SoC
+    serials = {serial for night in series.nights for serial in night.devices}
+    words = " ".join((device.soc, device.manufacturer or "", device.model or "", *serials))
+    return wanted.device.lower() in words.lower()
 
 
-def _device_words(run: Run) -> str:
-    device = run.device
-    words = (device.soc, device.manufacturer, device.model, device.serial)
-    return " ".join(word or "" for word in words).lower()
-
-
-def _has_history(run: Run) -> bool:
-    return run.status == "done" and run.check.outcome != "failed" and run.label not in SIDES
-
-
-def _nights(nights: Iterable[Sequence[RunMeans]], key: str) -> tuple[MeasuredNight, ...]:
+def _nights(
+    nights: Iterable[Sequence[RunHead]], means: Mapping[str, Mapping[str, Mean]], key: str
+) -> tuple[MeasuredNight, ...]:
     """Return the nights in which a metric was measured."""
     result = []
     for night in nights:
-        means = [(one, one.means[key].value) for one in night if key in one.means]
-        sessions = [MeasuredSession(one, value) for one, value in means if 0 < value < math.inf]
+        sessions = [
+            MeasuredSession(head, mean.value)
+            for head in night
+            if (mean := means[head.id].get(key)) and 0 < mean.value < math.inf
+        ]
         if sessions:
-            result.append(MeasuredNight(night[0].run.created_at, tuple(sessions)))
+            result.append(MeasuredNight(night[0].created_at, tuple(sessions)))
     return tuple(result)
 
 
@@ -668,8 +700,8 @@ def _history(series: Series) -> History:
     return History(
         values=[session.value for _, session in placed],
         nights=[number for number, _ in placed],
-        devices=[session.run.device.serial for _, session in placed],
+        devices=[session.head.device for _, session in placed],
         higher_is_better=series.metric.direction is Direction.HIGHER,
         smallest=_SMALLEST.get(series.metric.key, SMALLEST),
-        heat=[start_temperature(session.run) for _, session in placed] if has_noise else (),
+        heat=[start_temperature(one.head.conditions) for _, one in placed] if has_noise else (),
     )

@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -354,6 +354,11 @@ class RunHead:
 
     Attributes:
         subject: id of its `harness.results.identity.Subject`.
+        has_history: whether it is done, with an output that was not found wrong, and no side of a
+            comparison.
+        device: its serial.
+        sha256: of the container.
+        conditions: as `Run` has them.
     """
 
     id: str
@@ -361,12 +366,25 @@ class RunHead:
     commit: str | None
     branch: str | None
     subject: str = ""
+    has_history: bool = False
+    device: str = ""
+    sha256: str = ""
+    conditions: Sequence[Condition] = ()
 
     @classmethod
     def of(cls, run: "Run", subject: str = "") -> "RunHead":
         """Return the head of a run."""
-        source = run.provenance
-        return cls(run.id, run.created_at, source.git_commit, source.git_branch, subject)
+        return cls(
+            run.id,
+            run.created_at,
+            run.provenance.git_commit,
+            run.provenance.git_branch,
+            subject,
+            run.status == "done" and run.check.outcome != "failed" and run.label not in SIDES,
+            run.device.serial,
+            run.container.sha256,
+            run.conditions,
+        )
 
 
 class MetricVerdict(Record):

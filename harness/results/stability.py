@@ -11,14 +11,14 @@ nothing. The other two score nothing from 1.5 on, pyperf's limit for a suspiciou
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from harness.results.metrics import align_devices, session_means
-from harness.results.records import Run
+from harness.results.records import Condition, Run
 from harness.words import pluralize
 
 Grade = Literal["A", "B", "C", "D", "F", "?"]
@@ -108,9 +108,9 @@ def was_gated(run: Run) -> bool:
     return any(c.get("name") == GATE and c.get("outcome") == "met" for c in run.conditions)
 
 
-def start_temperature(run: Run) -> float | None:
-    """Return the degrees Celsius of the hottest zone as the run began; None if nobody looked."""
-    celsius = (c.get("after") for c in run.conditions if c.get("name") == GATE)
+def start_temperature(conditions: Iterable[Condition]) -> float | None:
+    """Return the degrees Celsius of the hottest zone as a run began; None if nobody looked."""
+    celsius = (c.get("after") for c in conditions if c.get("name") == GATE)
     return next((float(c) for c in celsius if isinstance(c, int | float)), None)
 
 

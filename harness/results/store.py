@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
-from itertools import islice
+from itertools import islice, starmap
 from operator import add, attrgetter
 from pathlib import Path
 from typing import Any, Self
@@ -335,11 +335,12 @@ class ResultsStore(Closeable):
         if plan:
             query = query.where(schema.runs.c.plan == to_name(plan))
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
-            return tuple(RunHead(*row) for row in connection.execute(query).all())
+            return tuple(starmap(RunHead, connection.execute(query).all()))
 
     def mark_heads(self) -> str:
-        """Return a value that changes with anything that `heads` reads, in far less time."""
-        columns = _select_heads().selected_columns
+        """Return a value that changes with any place that `heads` reads, in far less time."""
+        runs = schema.runs.c
+        columns = (runs.id, runs.created_at, runs.git_commit, runs.git_branch, runs.subject)
         lines = (func.coalesce(cast(column, String), "") + "\n" for column in columns)
         with self.database.reading() as connection:
             rows = connection.scalars(_select_heads().with_only_columns(reduce(add, lines))).all()
@@ -347,44 +348,48 @@ class ResultsStore(Closeable):
 
     def means(
         self, chosen: Select[Any] | None = None, metrics: Collection[str] = ()
-    ) -> tuple[RunMeans, ...]:
-        """Read runs with their means, oldest first.
+    ) -> Mapping[str, Mapping[str, Mean]]:
+        """Read the means of runs by metric, of those that have any.
 
-        The database computes the means, so that a million repetitions become some ten thousand rows
+        The database computes them, so that a million repetitions become some ten thousand rows
         before Python sees any of them.
 
         Args:
             chosen: a query of rows of runs; by default all runs.
             metrics: those whose means are needed; by default all.
         """
-        runs, measurements = schema.runs, schema.measurements
-        query = select(runs) if chosen is None else chosen
-        key = (measurements.c.run_id, measurements.c.metric)
-        averages = (
-            select(*key, func.avg(measurements.c.value), func.count())
-            .where(measurements.c.is_warmup.is_(False))
-            .group_by(*key)
-        )
+        table = schema.measurements
+        key = (table.c.run_id, table.c.metric)
+        query = select(*key, func.avg(table.c.value), func.count()).group_by(*key)
+        query = query.where(table.c.is_warmup.is_(False))
         if chosen is not None:
-            ids = chosen.with_only_columns(runs.c.id).subquery()
-            averages = averages.join(ids, measurements.c.run_id == ids.c.id)
+            ids = chosen.with_only_columns(schema.runs.c.id).subquery()
+            query = query.join(ids, table.c.run_id == ids.c.id)
         if metrics:
-            averages = averages.where(measurements.c.metric.in_(metrics))
-        in_order = query.order_by(None).order_by(runs.c.created_at, runs.c.session, runs.c.id)
+            query = query.where(table.c.metric.in_(metrics))
         means = defaultdict[str, dict[str, Mean]](dict)
-        parser = RunParser(self.location)
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
-            for run_id, metric, value, repetitions in connection.execute(averages).all():
+            for run_id, metric, value, repetitions in connection.execute(query).all():
                 means[run_id][metric] = Mean(value, repetitions)
-            rows = connection.execute(in_order).mappings().all()
-            return tuple(RunMeans(parser.parse(row), means.get(row["id"], {})) for row in rows)
+        return means
 
-    def get_runs(self, run_ids: Sequence[str]) -> tuple[Run, ...]:
-        """Read runs, oldest first; those that are not there are left out."""
+    def measured(self) -> tuple[RunMeans, ...]:
+        """Read all runs with their means, oldest first."""
+        means, query, parser = self.means(), select(schema.runs), RunParser(self.location)
+        with self.database.reading() as connection, refuse_unreadable_rows(self.location):
+            rows = connection.execute(query.order_by(*_OLDEST_FIRST)).mappings().all()
+        return tuple(RunMeans(parser.parse(row), means.get(row["id"], {})) for row in rows)
+
+    def get_runs(self, run_ids: Sequence[str], *, measured: bool = True) -> tuple[Run, ...]:
+        """Read runs, oldest first; those that are not there are left out.
+
+        Args:
+            measured: with their measurements.
+        """
         result, parser = list[Run](), RunParser(self.location)
         for start in range(0, len(run_ids), _MOST_IDS):
             some = schema.runs.c.id.in_(run_ids[start : start + _MOST_IDS])
-            rows, measurements = self._fetch(select(schema.runs).where(some))
+            rows, measurements = self._fetch(select(schema.runs).where(some), measured=measured)
             result += [parser.parse(row, measurements.get(row["id"], ())) for row in rows]
         return tuple(sorted(result, key=lambda run: (run.created_at, run.id)))
 
@@ -495,11 +500,12 @@ class ResultsStore(Closeable):
         self.database.close()
 
     def _fetch(
-        self, query: Select[Any]
+        self, query: Select[Any], *, measured: bool = True
     ) -> tuple[Sequence[RowMapping], Mapping[str, Sequence[RowMapping]]]:
         """Return the rows of runs, and of their measurements by run."""
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
-            return connection.execute(query).mappings().all(), _measurements(connection, query)
+            rows = connection.execute(query).mappings().all()
+            return rows, _measurements(connection, query) if measured else {}
 
 
 class LazyResultsStore(Closeable):
@@ -546,6 +552,7 @@ class LazyResultsStore(Closeable):
                 self._store.close()
 
 
+_OLDEST_FIRST = (schema.runs.c.created_at, schema.runs.c.session, schema.runs.c.id)
 _NEWEST_FIRST = (schema.runs.c.created_at.desc(), schema.runs.c.id.desc())
 
 
@@ -573,9 +580,19 @@ def select_runs(wanted: RunFilter) -> Select[Any]:
 def _select_heads() -> Select[Any]:
     runs = schema.runs.c
     return (
-        select(runs.id, runs.created_at, runs.git_commit, runs.git_branch, runs.subject)
+        select(
+            runs.id,
+            runs.created_at,
+            runs.git_commit,
+            runs.git_branch,
+            runs.subject,
+            (runs.status == "done") & (runs.check_outcome != "failed"),
+            runs.device_serial,
+            runs.container_sha256,
+            runs.conditions,
+        )
         .where(runs.status != "running", runs.label.not_in(SIDES))
-        .order_by(runs.created_at, runs.id)
+        .order_by(*_OLDEST_FIRST)
     )
 
 

@@ -59,7 +59,7 @@ def results_of(runs: Iterable[Run]) -> Results:
     ordered = sorted(runs, key=lambda run: (run.created_at, run.id))
     measured = tuple(map(RunMeans.of, ordered))
     series = find_series(measured, [RunHead.of(run, Subject.of(run).id) for run in ordered])
-    groups, listing = group_series(series), list_runs(ordered)
+    groups, listing = group_series(series, measured), list_runs(ordered)
     return Results(
         "results.db", measured, groups, series, listing, tuple(ordered), assess(series, ())
     )

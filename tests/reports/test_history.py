@@ -80,7 +80,7 @@ def series_of(runs: Sequence[Run]) -> tuple[Series, ...]:
 
 
 def history(runs: Sequence[Run]) -> tuple[SeriesGroup, ...]:
-    return group_series(series_of(runs))
+    return group_series(series_of(runs), map(RunMeans.of, runs))
 
 
 def changes_of(
@@ -546,7 +546,7 @@ def test_csv_and_markdown_survive_any_text() -> None:
 def test_the_store_computes_the_means(make_store: MakeStore) -> None:
     runs = nights([1.0] * 3)
     with ResultsStore.open(make_store(runs)) as store:
-        found = store.means()
+        found = store.measured()
     assert [one.run.id for one in found] == [run.id for run in runs]
     assert [one.run.measurements for one in found] == [()] * 6
     for one, run in zip(found, runs, strict=True):

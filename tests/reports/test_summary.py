@@ -32,7 +32,7 @@ def test_hardware_and_emulator_never_meet(samples: Samples) -> None:
     assert [section.emulator for section in sections] == [False, True]
     for section in sections:
         behind = [run for row in section.rows for run in row.runs]
-        behind += [s.run for c in section.changes for n in c.series.nights for s in n.sessions]
+        behind += [run for run in runs for c in section.changes if run.id in c.series.run_ids]
         behind += [run for row in section.perplexities for run in row.runs]
         assert behind
         assert {run.device.emulator for run in behind} == {section.emulator}

@@ -253,7 +253,7 @@ class _Table:
     @classmethod
     def of(cls, histories: Sequence[History]) -> "_Table":
         placed = [_place(history) for history in histories]
-        most = max(max(slots) for slots, _, _ in placed) + 1
+        most = max(int(slots.max()) for slots, _, _ in placed) + 1
         longest = max(len(nights) for _, _, nights in placed)
         logs = np.full((len(histories), longest, most), np.nan)
         devices, heat = np.zeros(logs.shape, np.int64), np.zeros(logs.shape)
@@ -263,14 +263,14 @@ class _Table:
             names = {name: number for number, name in enumerate(all_names[series])}
             sign = 1.0 if history.higher_is_better else -1.0
             values = np.asarray(history.values, float)
-            unit = _resolution(values[np.array(rows) < MIN_NIGHTS])
+            unit = _resolution(values[rows < MIN_NIGHTS])
             units[series] = unit / np.median(values)
             places = np.arange(1, len(values) + 1) * _GOLDEN % 1 - 0.5
             values = np.maximum(values + unit * places, values / 2)
             logs[series, rows, slots] = sign * np.log(values)
             devices[series, rows, slots] = [names[name] for name in history.devices]
             if len(history.heat):
-                heat[series, rows, slots] = _relative_heat(history, np.array(rows))
+                heat[series, rows, slots] = _relative_heat(history, rows)
         return cls(logs, devices, heat, units, [nights for _, _, nights in placed], all_names)
 
 
@@ -291,26 +291,20 @@ def _relative_heat(history: History, rows: Ints) -> Floats:
     return heat
 
 
-def _place(history: History) -> tuple[list[int], list[int], list[int]]:
+def _place(history: History) -> tuple[Ints, Ints, list[int]]:
     """Return slot and row of each session, its place in its night; and the night of each row."""
     lengths = {len(history.values), len(history.nights), len(history.devices)}
     if len(lengths | ({len(history.heat)} - {0})) > 1:
         raise ValueError("values, nights, devices and heat are not of one length")
-    if not all(0 < value < np.inf for value in history.values):
+    values, nights = np.asarray(history.values, float), np.asarray(history.nights)
+    if not ((values > 0) & (values < np.inf)).all():
         raise ValueError("only finite values above 0 can be judged")
-    slots: list[int] = []
-    rows: list[int] = []
-    nights: list[int] = []
-    for night in history.nights:
-        if nights and night < nights[-1]:
-            raise ValueError("nights do not ascend")
-        if nights and night == nights[-1]:
-            slots.append(slots[-1] + 1)
-        else:
-            nights.append(night)
-            slots.append(0)
-        rows.append(len(nights) - 1)
-    return slots, rows, nights
+    steps = np.diff(nights)
+    if (steps < 0).any():
+        raise ValueError("nights do not ascend")
+    starts = np.flatnonzero(np.concatenate([[True], steps > 0]))
+    rows = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(nights)))
+    return np.arange(len(nights)) - starts[rows], rows, nights[starts].tolist()
 
 
 class _Forecast:
@@ -541,7 +535,8 @@ def _kernel_estimate(points: Floats) -> Floats:
     near = np.abs(points) <= _FARTHEST  # what is farther off, or NaN, is without weight
     rows, _ = np.nonzero(near)
     bins = np.rint((points[near] + _FARTHEST) / _STEP).astype(np.int64) + _REACH
-    counts = np.bincount(rows * shape[1] + bins, minlength=shape[0] * shape[1]).reshape(shape)
+    counts = np.bincount(rows * shape[1] + bins, minlength=shape[0] * shape[1])
+    counts = counts.reshape(shape).astype(float)
     density = np.zeros((len(points), _BINS))
     for place, weight in enumerate(_KERNEL):
         density += weight * counts[:, place : place + _BINS]
@@ -612,7 +607,7 @@ class _Watch:
         # Of spells that went back by themselves: how many nights they lasted, how deep they were,
         # and the night after. Of what may become one: evidence, nights, depth.
         self.spells: list[list[tuple[int, float, int]]] = [[] for _ in histories]
-        self.spell: list[tuple[float, int, float] | None] = [None] * len(histories)
+        self.spell: dict[int, tuple[float, int, float]] = {}
         self.last: list[tuple[int, float] | None] = [None] * len(histories)  # change: night, size
 
     def run(self) -> list[SeriesJudgement]:
@@ -648,8 +643,8 @@ class _Watch:
                     if self.next[row] <= night:
                         excess = statistic[place] - thresholds + calm[place] * is_loss
                         self._weigh_change(row, night, statistic[place], excess, is_loss=is_loss)
-            for row in rows[~remarkable.any(1)]:
-                self._end_spell(row, night)
+            for row in self.spell.keys() & set(rows[~remarkable.any(1)].tolist()):
+                self.spells[row].append((*self.spell.pop(row)[1:], night))  # it has gone back
         return [
             SeriesJudgement(
                 tuple(changes),
@@ -680,11 +675,11 @@ class _Watch:
         size = abs(float(away.mean())) if away.size else 0.0
         least = int(self._least_nights(np.array([row]), np.array([size]))[0])
         if excess[least - 1 :].max() > 0 and not self._is_usual(row, night, nights + 1, size):
-            self.spell[row] = None
+            self.spell.pop(row, None)
             self._change(row, night - nights, night, scope, is_loss=is_loss)
         else:
             most = float(excess.max())
-            self.spell[row] = max(self.spell[row] or (-_NEVER, 0, 0.0), (most, nights + 1, size))
+            self.spell[row] = max(self.spell.get(row, (-_NEVER, 0, 0.0)), (most, nights + 1, size))
 
     def _is_usual(self, row: int, night: int, nights: int, size: float) -> bool:
         """Return whether the series has often had spells as long and as deep as a change."""
@@ -695,12 +690,6 @@ class _Watch:
             deeper = max(size - depth, 0) / (unit / 2 + depth / 16)
             spells += _KEPT ** (night - ended) * np.exp(-longer - deeper)
         return bool(spells > _USUAL * (1 - _KEPT**night) / (1 - _KEPT))
-
-    def _end_spell(self, row: int, night: int) -> None:
-        """Keep the nights that have gone back."""
-        if (spell := self.spell[row]) is not None:
-            self.spells[row].append((*spell[1:], night))
-            self.spell[row] = None
 
     def _introduce(self, rows: Ints, night: int) -> None:
         """Take in nights on which devices measure that have just taken the place of all others."""
@@ -756,16 +745,17 @@ class _Watch:
                 sessions of so many nights.
             margin: that is taken off the evidence; two nights have to be enough nevertheless.
         """
-        bound = (_NIGHT_BOUND + margin / 2)[:, None, None]
+        bound = (_NIGHT_BOUND + margin / 2)[:, None]
         certain = 1 / (1 + unknown)
         certain /= self.forecast.correlation(rows)
-        sums = np.empty(ratios.shape)
+        by_night = np.ascontiguousarray(ratios.swapaxes(0, 1))  # twice as fast
+        sums = np.empty(by_night.shape)
         for w in range(WINDOW):
-            part = ratios[:, : w + 1] * certain[:, w, None, None]
-            sums[:, w] = np.clip(part, -bound, bound).sum(axis=1)
+            part = by_night[: w + 1] * certain[:, w, None]
+            np.clip(part, -bound, bound, out=part).sum(axis=0, out=sums[w])
         judged = np.arange(WINDOW) <= (night - self.next[rows])[:, None]
         parts = np.stack(np.split(sums, 2, axis=2))
-        evidence = np.log(np.exp(parts).mean(axis=3)) - margin[:, None]
+        evidence = np.log(np.exp(parts).mean(axis=3)).swapaxes(1, 2) - margin[:, None]
         weighed: Floats = np.where(judged, evidence, -np.inf)
         return weighed
 

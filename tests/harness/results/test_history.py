@@ -393,14 +393,13 @@ def test_only_subjects_with_news_are_read_and_reviewed(
     fill([50.0] * 20)
     fill([50.0] * 20, labels={"team": "camera"})
     assert alerts.review_new(store) == ()
-    for run_id, labels in place.rows("SELECT id, labels FROM runs"):
-        if "camera" in str(labels):
-            unreadable = f"UPDATE runs SET cl = -1 WHERE id = '{run_id}'"  # noqa: S608
-            place.run(unreadable)
+    unreadable = "UPDATE runs SET cl = -1 WHERE labels LIKE '%camera%'"
+    place.run(unreadable)
     assert alerts.review_new(store) == ()
     fill([40.0] * 3, start=20)
     assert [alert.metric.key for alert in alerts.review_new(store)] == ["decode_tokens_per_s"]
     fill([40.0], start=23, labels={"team": "camera"})
+    place.run(unreadable)
     with pytest.raises(CorruptRunError, match="cl"):
         alerts.review_new(store)
 
@@ -411,7 +410,7 @@ def test_a_run_that_is_written_while_histories_are_read_is_of_the_next_time(
     fill([50.0] * 3)
     heads = store.heads()
     fill([50.0] * 2, start=3)
-    (series,) = find_series(store.means(), heads, DECODE.metrics)
+    (series,) = find_series(store.measured(), heads, DECODE.metrics)
     assert len(series.nights) == 3
 
 
@@ -420,12 +419,16 @@ def test_other_code_judges_all_histories_anew(
 ) -> None:
     """A checkout has the same version before and after a pull."""
     fill([50.0] * 12)
-    before, whole = history.mark_subjects(store), history.mark_store(store)
-    assert (history.mark_subjects(store), history.mark_store(store)) == (before, whole)
+
+    def marks() -> dict[str, str]:
+        return history.mark_subjects(history.PlacedRuns.of(store.heads()))
+
+    before, whole = marks(), history.mark_store(store)
+    assert (marks(), history.mark_store(store)) == (before, whole)
     other = tmp_path / "changes.py"
     other.write_text("THRESHOLDS = (3,)")
     monkeypatch.setattr(changes, "__file__", str(other))
-    assert set(history.mark_subjects(store).values()).isdisjoint(before.values())
+    assert set(marks().values()).isdisjoint(before.values())
     assert history.mark_store(store) != whole
 
 
