@@ -84,6 +84,7 @@ def test_a_suite_without_a_container_or_with_an_unknown_parameter(
     done.stdout.no_fnmatch_line("*Traceback*")
 
 
+@pytest.mark.slow
 def test_it_is_refused_once_by_several_workers(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, "-n2", "--pyargs", "suites", "--suite-param=pp=many")
     told = done.stdout

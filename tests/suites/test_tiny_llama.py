@@ -96,6 +96,7 @@ def test_it_has_learned() -> None:
     assert found.model_second_half < found.unigram_second_half / 10
 
 
+@pytest.mark.variant
 def test_it_holds_up_to_the_longest_context(
     architecture: Architecture, tokenizer: Tokenizer
 ) -> None:

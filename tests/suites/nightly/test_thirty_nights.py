@@ -1,9 +1,9 @@
 """Thirty nights with a regression on the twentieth: one alert, the right night, the right commit.
 
-The clock and the commits are simulated. In the quick test results are made up, for two phones that
-differ, and go through the real store, judgement and messages; of the first nights there are results
-alone. In the slow one a real virtual device measures a real container each night, and heats up on
-the twentieth. Its clocks are low before that, so that a busy host does not show.
+`make nights`. The clock and the commits are simulated. Two tests make results up, for two phones
+that differ, and send them through the real store, judgement and messages; of the first nights there
+are results alone. In the long one a real virtual device measures a real container each night, and
+heats up on the twentieth. Its clocks are low before that, so that a busy host does not show.
 """
 
 import json
@@ -35,7 +35,6 @@ from suites.nightly.steps import PlanSteps
 from tests import system
 from tests.reports.conftest import Sample, speeds
 
-pytestmark = pytest.mark.first
 NIGHTS, SLOWER_FROM = 30, 20
 FIRST = datetime(2026, 10, 31, 22, 30, tzinfo=ZoneInfo("UTC"))
 PLAN = Plan.model_validate({"name": "lab", "workloads": [{"kind": "command", "command": ["true"]}]})
@@ -167,6 +166,7 @@ class MadeUp:
         )
 
 
+@pytest.mark.slow
 def test_a_slower_container_is_one_alert(tmp_path: Path) -> None:
     steps = MadeUp(tmp_path / "results.db", seed=1, loss=0.1)
     nights = Nights(tmp_path, steps, range(SLOWER_FROM - 3, SLOWER_FROM + 3))
@@ -181,6 +181,7 @@ def test_a_slower_container_is_one_alert(tmp_path: Path) -> None:
     assert page.count("<b>new:</b>") == len(found[told_on].regressions)
 
 
+@pytest.mark.slow
 def test_nights_of_noise_are_quiet(tmp_path: Path) -> None:
     steps = MadeUp(tmp_path / "results.db", seed=4, loss=0.0)
     nights = Nights(tmp_path, steps, range(NIGHTS - 3, NIGHTS + 1))
