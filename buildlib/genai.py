@@ -24,7 +24,6 @@ from buildlib.builder.build_options import (
     by_dotted_keys,
 )
 from buildlib.builder.genie_check import require_agreement
-from buildlib.builder.options import MhaConfig
 from buildlib.builder.plan import Additions, BuildPlan
 from buildlib.builder.runner import OnStage
 from buildlib.builder.scheduler import default_workers
@@ -67,7 +66,13 @@ _ARS = "arn_cl_options.auto_regression_number"
 _LENGTHS = "arn_cl_options.context_length"
 _WEIGHT_SHARING = "context.weight_sharing_enabled"
 _GRAPH_OPTIONS, _MHA_OPTIONS = "graphs.", "mha2sha."
-"""Prefixes of the options that an attached builder may have of its own."""
+_CALIBRATION = tuple(
+    f"quantization.{name}"
+    for name in ("act_bitwidth", "activation_precision", "activation_ranges", "calibration_tokens")
+)
+_OWN = (_GRAPH_OPTIONS, _MHA_OPTIONS, *_CALIBRATION)
+"""Beginnings of the options that an attached builder may have of its own: they leave the weights,
+which its graphs share with its parent's, as they are."""
 
 
 class GenAIBuilderFactory:
@@ -303,8 +308,8 @@ class GenAIBuilderHTP:
                 `attached_ar{arn}`.
 
         Returns:
-            A builder that inherits everything from this one, and may set `graphs.*` and
-            `mha2sha.*` for its own graphs.
+            A builder that inherits everything from this one, and may set `graphs.*`, `mha2sha.*`
+            and what calibrates activations for its own graphs.
 
         Raises:
             ModelFileError: there is no ONNX.
@@ -371,9 +376,14 @@ class GenAIBuilderHTP:
             Additions.of(options, target, self._toolchain),
             {arn: child.graph_options for arn, child in self._attached.items()},
             {
-                arn: child.mha_config(options)
+                arn: child.options(options).mha2sha
                 for arn, child in self._attached.items()
-                if child.sets_mha2sha
+                if child.sets(_MHA_OPTIONS)
+            },
+            quantization={
+                arn: child.options(options).quantization
+                for arn, child in self._attached.items()
+                if child.sets(*_CALIBRATION)
             },
         ).checked(
             n_layers=layers_of(self._source),
@@ -474,7 +484,11 @@ class AttachedBuilder:
         return self
 
     def set_options(self, options: Mapping[str, object]) -> Self:
-        """Set options by dotted keys, of which `graphs.*` and `mha2sha.*` may be its own."""
+        """Set options by dotted keys.
+
+        Its own may be `graphs.*`, `mha2sha.*`, and of `quantization` what calibrates activations:
+        `act_bitwidth`, `activation_precision`, `activation_ranges`, `calibration_tokens`.
+        """
         self._own = self._own.with_options(options, SETS)
         values = {**self._own.as_options(), **self._own.compilation}
         self._set |= {key: values[key] for key, _ in by_dotted_keys(options)}
@@ -489,18 +503,17 @@ class AttachedBuilder:
         """Options of these graphs alone."""
         return {key: value for key, value in self._set.items() if key.startswith(_GRAPH_OPTIONS)}
 
-    @property
-    def sets_mha2sha(self) -> bool:
-        """True if its attention is taken apart as it says itself."""
-        return any(key.startswith(_MHA_OPTIONS) for key in self._set)
+    def sets(self, *beginnings: str) -> bool:
+        """Return whether it has an option of its own that begins so."""
+        return any(key.startswith(beginnings) for key in self._set)
 
-    def mha_config(self, parent: BuildOptions) -> MhaConfig:
-        """Return options that take attention apart: the parent's where it has none itself."""
-        own = {key: value for key, value in self._set.items() if key.startswith(_MHA_OPTIONS)}
-        return parent.with_options(own).mha2sha
+    def options(self, parent: BuildOptions) -> BuildOptions:
+        """Return the options of its graphs: the parent's where it has none itself."""
+        own = (_MHA_OPTIONS, *_CALIBRATION)
+        return parent.with_options({k: v for k, v in self._set.items() if k.startswith(own)})
 
     def check(self, parent: BuildOptions, targets: Sequence[Target]) -> None:
-        """Check that only `graphs.*` and `mha2sha.*` differ from the parent.
+        """Check that nothing differs from the parent that decides the weights or the binary.
 
         Args:
             parent: its options.
@@ -517,14 +530,13 @@ class AttachedBuilder:
             inherited |= parent.compile_config(target).as_options()
         inherited |= {**parent.as_options(), **parent.compilation}
         for key, value in self._set.items():
-            own = key.startswith((_GRAPH_OPTIONS, _MHA_OPTIONS))
-            if not own and inherited.get(key) != value:
+            if not key.startswith(_OWN) and inherited.get(key) != value:
                 reason = (
-                    f"the attached builder {self.name} differs from its parent; "
-                    f"it may set {_GRAPH_OPTIONS}* and {_MHA_OPTIONS}* alone"
+                    f"the attached builder {self.name} differs from its parent; it may set "
+                    f"{_GRAPH_OPTIONS}*, {_MHA_OPTIONS}*, {', '.join(_CALIBRATION)} alone"
                 )
                 raise InvalidOptionError(key, reason, ())
-        check_start_points(self.mha_config(parent), self.source)
+        check_start_points(self.options(parent).mha2sha, self.source)
 
 
 def _json_of(config: Mapping[str, Any]) -> str:

@@ -56,6 +56,7 @@ from buildlib.passes.balance import (
 from buildlib.passes.split import weights_by_segment
 from buildlib.paths import plain_path
 from buildlib.quantize.grids import check_shared_caches
+from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.summary import ignored_options
 from buildlib.quantize.techniques.scaling import check_shared_factors
 from buildlib.speculative.config import DRAFT_FOLDER, EagletBuilderConfig, SsdBuilderConfig
@@ -271,7 +272,7 @@ class Build:
             if model.prepared.lora is not None:
                 _warn_of_ranges(model.prepared.lora)
             if isinstance(source, OnnxSource) and source.encodings is not None:
-                folder, bits = canonical[source][-1].folder, plan.options.quantization
+                folder, bits = canonical[source][-1].folder, self._quantization(source)
                 for text in ignored_options(folder, bits, source.encodings.name):
                     warnings.warn(text, ModelWarning, stacklevel=2)
         self._check_caches(models)
@@ -289,7 +290,7 @@ class Build:
         Args:
             sharing: the last version of the main model, if this is an attached one.
         """
-        additions, quantization = self.plan.additions, self.plan.options.quantization
+        additions, quantization = self.plan.additions, self._quantization(source)
         contract = self.plan.contract
         if contract.kv_bitwidth is not None and quantization.kv_bitwidth is None:
             quantization = quantization.model_copy(update={"kv_bitwidth": contract.kv_bitwidth})
@@ -428,7 +429,7 @@ class Build:
         split_model: SplitModelConfig,
     ) -> "BuiltParts":
         """Take the model of each shape to context binaries, of the given names."""
-        bits, target = plan.options.quantization, plan.target
+        target = plan.target
         arcl = {s: graph.add(ConvertShape(model, s), sources[s]) for s, model in models.items()}
         splits = {}
         for shape, model in arcl.items():
@@ -452,6 +453,7 @@ class Build:
                 stage = QuantizeWeights(adapted[shape], shape, part)
                 weights[sources[shape]] = graph.add(stage, sources[shape], load=load)
             for shape, source in sources.items():
+                bits = plan.quantization_of([shape.ar])
                 convert = Convert(
                     adapted[shape], weights[source], shape, part, target, self.toolchain, bits
                 )
@@ -521,6 +523,10 @@ class Build:
         for ar, source in self.sources.by_ar.items():
             hashes |= {f"ar{ar}/{name}": sha for name, sha in models[source].inputs.items()}
         return hashes
+
+    def _quantization(self, source: ModelSource) -> QuantizationOptions:
+        ars = [ar for ar, attached in self.sources.by_ar.items() if attached == source]
+        return self.plan.quantization_of(ars)
 
     def _shape_for(self, source: ModelSource) -> GraphShape | None:
         """Return the largest shape of a source, where calibration takes the fewest calls."""

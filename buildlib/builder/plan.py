@@ -30,7 +30,7 @@ from buildlib.passes.balance import HEAD_COST, TABLE_COST, check_part_count
 from buildlib.paths import user_path
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.grids import head_weights
-from buildlib.quantize.options import check_arguments
+from buildlib.quantize.options import QuantizationOptions, check_arguments
 from buildlib.speculative.config import (
     EagletBuilderConfig,
     SpeculativeConfig,
@@ -111,7 +111,7 @@ class BuildPlan:
         compilation: with all that the target decides.
         additions: adapters, tables, speculation.
         graph_options: `graphs.*` of single ARs.
-        mha2sha: of single ARs, in place of that in `options`.
+        mha2sha, quantization: of single ARs, in place of that in `options`.
         shapes: graphs to make, by context length and then from decode to prefill; none when the
             model keeps the shape that it has (`at`).
         contract: names and order of the inputs and outputs of its graphs.
@@ -122,6 +122,7 @@ class BuildPlan:
     additions: Additions = Additions()
     graph_options: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
     mha2sha: Mapping[int, MhaConfig] = field(default_factory=dict)
+    quantization: Mapping[int, QuantizationOptions] = field(default_factory=dict)
     shapes: tuple[GraphShape, ...] = ()
     contract: GraphContract = GENIE
 
@@ -134,8 +135,9 @@ class BuildPlan:
         """
         options, additions = _split_off_ends(self.options, self.additions), self.additions
         shapes = () if self.keeps_shape else graph_shapes(options.arn_cl_options, self.contract)
-        Bitwidths.from_options(options.quantization)
-        check_arguments(options.quantization)
+        for each in (options.quantization, *self.quantization.values()):
+            Bitwidths.from_options(each)
+            check_arguments(each)
         if spread or "spinquant" in options.quantization.weight_techniques:
             _check_trained(additions)
         _check_splits(options.split_model, n_layers)
@@ -153,6 +155,11 @@ class BuildPlan:
     def mha_config(self, shape: GraphShape) -> MhaConfig:
         """Return the options that take attention apart at a shape."""
         return self.mha2sha.get(shape.ar, self.options.mha2sha)
+
+    def quantization_of(self, ars: Iterable[int]) -> QuantizationOptions:
+        """Return the options that quantize the model of some ARs."""
+        own = (self.quantization[ar] for ar in ars if ar in self.quantization)
+        return next(own, self.options.quantization)
 
     @property
     def keeps_shape(self) -> bool:
@@ -189,6 +196,13 @@ class BuildPlan:
             f"ar{ar}.mha2sha.{key}": value
             for ar, config in self.mha2sha.items()
             for key, value in config.model_dump().items()
+        }
+        common = self.options.quantization.model_dump()
+        own |= {
+            f"ar{ar}.quantization.{key}": value
+            for ar, quantization in self.quantization.items()
+            for key, value in quantization.model_dump().items()
+            if value != common[key]
         }
         return {
             **self.options.used_options(),

@@ -52,10 +52,34 @@ def test_an_attached_model_shares_its_weights_with_its_parent(
     assert binary.stat().st_size == without.stat().st_size
 
 
+@pytest.mark.needs("libatomic1")
+def test_an_attached_builder_calibrates_activations_its_own_way(
+    builder: GenAIBuilderHTP, decode_export: Path, tmp_path: Path, tiny_text: str
+) -> None:
+    (without,) = builder.build().path.glob("*.bin")
+    shutil.copytree(decode_export.parent, tmp_path / "own")
+    (tmp_path / "own" / "model.encodings").unlink()
+    (tmp_path / "own" / "text").mkdir()
+    (tmp_path / "own" / "text" / "calibration.txt").write_text(tiny_text)
+    child = builder.attach_model_for_arn(1, tmp_path / "own" / "model.onnx")
+    child.set_conversion_options({"quantization.act_bitwidth": 8})
+    container = builder.build()
+    assert container.metadata.options["ar1.quantization.act_bitwidth"] == 8
+    (binary,) = container.path.glob("*.bin")
+    types = {
+        graph.name: next(each.dtype for each in graph.outputs if each.name == "logits")
+        for graph in OrtQnnToolchain().inspect(binary).graphs
+    }
+    assert types == {"ar1_cl96_1_of_1": "uint8", "ar16_cl96_1_of_1": "uint16"}
+    assert binary.stat().st_size < 1.1 * without.stat().st_size  # of the weights there is one copy
+
+
 @pytest.mark.parametrize(
     ("own", "reason"),
     [
         ({VTCM: 4}, None),
+        ({"quantization.activation_ranges": "mse"}, None),
+        ({"quantization.param_bitwidth": 4}, r"quantization\.param_bitwidth.*decode differs"),
         ({PARTS: 1}, None),  # as its parent
         ({SHARING: True}, None),  # as its parent by default
         ({VTCM: 16}, r"vtcm_size_in_mb.*SM8750 has 8"),
