@@ -464,11 +464,12 @@ def optimized_model(container: GenAIContainer, cache_root: Path | None = None) -
 
 def compiled_from(root: Path, name: str, sha256: str) -> list[Path]:
     """Return the entries with the DLCs that a context binary was compiled from, in their order."""
-    folder = _compile_entry(root, name, sha256)
+    folder = compile_entry(root, name, sha256)
     return [entry_beside(folder, digest).folder for digest in read_files(folder).sources]
 
 
-def _compile_entry(root: Path, name: str, sha256: str) -> Path:
+def compile_entry(root: Path, name: str, sha256: str) -> Path:
+    """Return the entry of a context binary."""
     for folder in entry_folders(root):
         if folder.name.startswith(f"{CompilePart.operation}_"):
             files = read_files(folder).files.values()
@@ -482,7 +483,7 @@ def _compile_entry(root: Path, name: str, sha256: str) -> Path:
 
 
 def _config_of(root: Path, name: str, sha256: str) -> CompileConfig:
-    return CompileConfig.model_validate(read_info(_compile_entry(root, name, sha256)).config)
+    return CompileConfig.model_validate(read_info(compile_entry(root, name, sha256)).config)
 
 
 def _stage(

@@ -1,5 +1,6 @@
 """Target and options of a context binary, in the vendor's vocabulary."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
@@ -88,6 +89,16 @@ class CompileConfig(BaseModel):
         default=None, validation_alias="groupContext", serialization_alias="groupContext"
     )
     section_extras: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_strings(cls, data: object) -> object:
+        """Take values as a sidecar of the documented layout has them."""
+        if not isinstance(data, Mapping):
+            return data
+        texts = {key: value for key, value in data.items() if isinstance(value, str)}
+        read = {key: json.loads(text) for key, text in texts.items() if text[:1] in ("{", "[")}
+        return {**data, **read, **{key: None for key, text in texts.items() if text == "None"}}
 
     @model_validator(mode="before")
     @classmethod

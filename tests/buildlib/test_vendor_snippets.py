@@ -21,12 +21,13 @@ from buildlib.cache.layout import SIDECAR as RECORD
 from buildlib.cache.records import read_files
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.container.container import GenAIContainer
-from buildlib.errors import CacheError, InputFileError, InvalidOptionError
+from buildlib.errors import CacheError, ContainerError, InputFileError, InvalidOptionError
 from buildlib.genai import GenAIBuilderHTP
-from buildlib.graph.files import load_model
+from buildlib.graph.files import external_tensors, load_model, tensor_array
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraSet
 from buildlib.passes.arcl import convert_arcl
+from buildlib.qairt_layout import export_cache
 from buildlib.qairt_modules import qairt_modules
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.replay import entry_beside, replay
@@ -349,6 +350,60 @@ def same_models(copy: Path, entry: Path) -> bool:
     return {path.name for path in copy.iterdir()} == names - {".last_used"} and all(
         path.read_bytes() == (entry / path.name).read_bytes() for path in copy.glob("*.onnx")
     )
+
+
+@pytest.mark.needs("libatomic1")
+def test_the_stages_of_a_container_are_laid_out_as_documented(
+    builder: GenAIBuilderHTP, cache_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    container = builder.build()
+    made = export_cache(container, tmp_path / "stages", cache_root=cache_root)
+    (group,) = made.iterdir()
+    assert group.name == "model"  # the stem of model.onnx
+    parts = ["ar1_cl192_1_of_1", "ar64_cl192_1_of_1"]
+    stages: dict[str, list[Path]] = {}
+    for folder in group.iterdir():
+        stages.setdefault(folder.name.partition("_")[0], []).append(folder)
+        sidecar = json.loads((folder / RECORD).read_text())
+        assert [*sidecar] == ["operation", "source", "config", "hash", "created_at"]
+        assert folder.name == f"{sidecar['operation']}_{sidecar['hash'][:32]}"
+        assert {type(value) for value in sidecar["config"].values()} == {str}
+        assert Path(sidecar["source"]).is_file()
+        assert sidecar["created_at"].endswith("+00:00")
+    assert {name: len(folders) for name, folders in stages.items()} == {
+        "arcl": 1, "transform": 1, "convert": 2, "compile": 1,
+    }  # fmt: skip
+    assert {"ar1_cl192.onnx", "ar64_cl192.onnx"} <= {p.name for p in stages["arcl"][0].iterdir()}
+    (transform,) = stages["transform"]
+    assert sorted(path.name for path in transform.iterdir() if path.is_dir()) == sorted(parts)
+    for part in parts:
+        model = load_model(transform / part / f"{part}.onnx")
+        endings = {path.name.removeprefix(part) for path in (transform / part).iterdir()}
+        assert {".onnx", ".data", ".encodings"} <= endings <= {
+            ".onnx", ".data", ".data2", ".encodings",
+        }  # fmt: skip
+        assert all(tensor_array(tensor).size for tensor in external_tensors(model))
+    assert sorted(path.name for each in stages["convert"] for path in each.glob("*.dlc")) == [
+        f"{part}.dlc" for part in sorted(parts)
+    ]
+    (first,) = stages["compile"]
+    assert (first / "ar1_cl192_1_of_1.bin").is_file()
+    assert (first / "ar1_cl192_1_of_1_cache_info.json").is_file()
+    info = json.loads((first / RECORD).read_text())
+    assert json.loads(info["config"]["graph_names"]) == parts
+    monkeypatch.setitem(CompileConfig.model_config, "extra", "ignore")
+    config = run(VALIDATE, CompileConfig=CompileConfig, compile_info=info)["config"]
+    assert config == builder.plan().plan.compilation.compiled_part()
+    replayed = REPLAY.replace("<cache_root>/llama32", str(group)).replace(
+        "compile_<hash>", first.name
+    )
+    dlc = Path(info["source"])
+    run(replayed.replace("convert_<hash>/my_split.dlc", f"{dlc.parent.name}/{dlc.name}"))
+    assert (tmp_path / "my_split_recompiled.bin").is_file()
+    with pytest.raises(ContainerError, match="exists already"):
+        export_cache(container, made, cache_root=cache_root)
+    with pytest.raises(CacheError, match="does not have what"):
+        export_cache(container, tmp_path / "other", cache_root=tmp_path / "empty")
 
 
 def test_classes_stand_under_the_vendors_paths() -> None:
