@@ -123,12 +123,78 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """Base of what typer raises for wrong options; it exports only this one kind."""
 
 
-class _Commands(TyperGroup):
+class _Named:
+    """Command or group whose help names values as command lines do, not `<list[str]>`."""
+
+    def get_params(self, ctx: "Context") -> list[Any]:
+        """Return the parameters, with metavars."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+            elif parameter.param_type_name == "argument":
+                parameter.metavar = parameter.metavar or parameter.name.upper()
+            elif parameter.metavar is None:
+                type_name = parameter.display_type(ctx).strip("<>")
+                kind = type_name.removeprefix("list[").removesuffix("]").removesuffix(" range")
+                parameter.metavar = _METAVARS.get(kind.lower(), type_name)
+        return parameters
+
+
+class _Command(_Named, TyperCommand):
+    """Command with our errors, and its options in sections."""
+
+    def invoke(self, ctx: "Context") -> object:
+        """Run it; errors about fields of workloads name its options."""
+        try:
+            return super().invoke(ctx)
+        except WrongUseError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            fault = first_fault(error.__cause__)
+            field = f"{self._option(str(fault.location[0]))}: " if fault.location else ""
+            reason = re.sub(r"`(\w+)`", lambda key: self._option(key[1]), fault.reason)
+            raise WrongUseError(f"{field}{reason}") from error
+
+    def _option(self, field: str) -> str:
+        options = {
+            parameter.name.rstrip("_"): max(parameter.opts, key=len)
+            for parameter in self.params
+            if parameter.name
+        }
+        flags = {option.strip("-").replace("-", "_"): option for option in options.values()}
+        return options.get(field) or flags.get(field) or field
+
+    def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """Write arguments and options; of many options, those of a section under its title."""
+        parameters = self.get_params(ctx)
+        titles = {name: title for title, names in _SECTIONS.items() for name in names}
+        if len(parameters) < _MANY_OPTIONS:
+            titles = {}
+        sections: dict[str, list[tuple[str, str]]] = {
+            title: [] for title in ("Arguments", "Options", *_SECTIONS)
+        }
+        for parameter in parameters:
+            kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record := parameter.get_help_record(ctx):
+                name = parameter.metavar if kind == "Arguments" else record[0]
+                sections[titles.get(parameter.name, kind)].append((name, record[1]))
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+class _Group(_Named, TyperGroup):
+    """Group of such commands."""
+
+
+class _Commands(_Group):
     """Group whose commands are imported when one of them is asked for."""
 
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(**attributes)
-        self.commands = {name: TyperCommand(name) for rows in panels().values() for name in rows}
+        self.commands = {name: _Command(name) for rows in panels().values() for name in rows}
 
     def get_command(self, ctx: "Context", cmd_name: str) -> "Command | None":
         """Import the command of a name; None if there is none."""
@@ -205,9 +271,18 @@ def load_command(name: str) -> "Command | None":
     else:
         command = above.command(name, context_settings=_OPTIONS_OF.get(name))
         command(cast("Callable[..., object]", implementation))
-    group = typer.main.get_group(above)
-    _prepare(group, None)
-    return group.commands[name]
+    _choose_classes(above)
+    return typer.main.get_group(above).commands[name]
+
+
+def _choose_classes(app: typer.Typer) -> None:
+    """Make the commands and groups of an app ours."""
+    for command in app.registered_commands:
+        command.cls = _Command
+    for group in app.registered_groups:
+        group.cls = _Group
+        if group.typer_instance is not None:
+            _choose_classes(group.typer_instance)
 
 
 def _load(name: str) -> object:
@@ -225,76 +300,8 @@ def _load(name: str) -> object:
 
 
 def command_line() -> "Command":
-    """Return the command of `build_app`; its help names values as command lines do."""
-    command = typer.main.get_command(build_app())
-    _prepare(command, None)
-    return command
-
-
-def _prepare(command: "Command", above: "Context | None") -> None:
-    """Name values as command lines do, not `<list[str]>`; give commands our errors and sections."""
-    context = typer.Context(command, parent=above, **command.context_settings)
-    parameter: Any
-    for parameter in command.get_params(context):
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-        elif parameter.param_type_name == "argument":
-            parameter.metavar = parameter.metavar or parameter.name.upper()
-            parameter.display_type_rich = lambda **_: None
-        elif parameter.metavar is None:
-            type_name = parameter.display_type(context).strip("<>")
-            kind = type_name.removeprefix("list[").removesuffix("]").removesuffix(" range").lower()
-            parameter.metavar = _METAVARS.get(kind, type_name)
-    for below in getattr(command, "commands", {}).values():
-        _prepare(below, context)
-        if not hasattr(below, "commands"):
-            below.callback = _naming_options(below)
-            below.format_options = functools.partial(_format_options, below)
-
-
-def _naming_options(command: Any) -> Callable[..., object]:  # noqa: ANN401 - typer's parameters
-    """Wrap the function of a command, so that errors about fields of workloads name its options."""
-    options = {
-        parameter.name.rstrip("_"): max(parameter.opts, key=len) for parameter in command.params
-    }
-    flags = {option.strip("-").replace("-", "_"): option for option in options.values()}
-
-    def name_of(field: str) -> str:
-        return options.get(field) or flags.get(field) or field
-
-    call: Callable[..., object] = command.callback
-
-    def wrapped(**values: object) -> object:
-        try:
-            return call(**values)
-        except WrongUseError as error:
-            if not isinstance(error.__cause__, ValidationError):
-                raise
-            fault = first_fault(error.__cause__)
-            field = f"{name_of(str(fault.location[0]))}: " if fault.location else ""
-            reason = re.sub(r"`(\w+)`", lambda key: name_of(key[1]), fault.reason)
-            raise WrongUseError(f"{field}{reason}") from error
-
-    return wrapped
-
-
-def _format_options(command: Any, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ANN401
-    """Write arguments and options; of many options, those of a section under its title."""
-    parameters = command.get_params(ctx)
-    titles = {name: title for title, names in _SECTIONS.items() for name in names}
-    if len(parameters) < _MANY_OPTIONS:
-        titles = {}
-    sections: dict[str, list[tuple[str, str]]] = {
-        title: [] for title in ("Arguments", "Options", *_SECTIONS)
-    }
-    for parameter in parameters:
-        kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
-        if record := parameter.get_help_record(ctx):
-            sections[titles.get(parameter.name, kind)].append(record)
-    for title, records in sections.items():
-        if records:
-            with formatter.section(title):
-                formatter.write_dl(records)
+    """Return the command of `build_app`."""
+    return typer.main.get_command(build_app())
 
 
 def main() -> NoReturn:
