@@ -69,6 +69,25 @@ class _Properties(BaseModel):
 PROPERTIES = tuple(_Properties.model_fields)
 
 
+SHORT_NAMES: Mapping[str, str] = {
+    "ar": "arn_cl_options.auto_regression_number",
+    "cl": "arn_cl_options.context_length",
+    "splits": "split_model.num_splits",
+    "recipe": "quantization.recipe",
+    "max_kl": "max_kl",
+    "lora": "lora_config.lora_config_path",
+    "embedding_lut": "prepare_embedding_lut",
+}
+"""Options by the names that they have on the command line and in plans."""
+
+
+def named_options(given: Mapping[str, object]) -> dict[str, object]:
+    """Return the options that are given by short names, under their dotted keys."""
+    values = {SHORT_NAMES[name]: given[name] for name in SHORT_NAMES.keys() & given.keys()}
+    values = {key: value for key, value in values.items() if value is not None}
+    return {key: str(one) if isinstance(one, Path) else one for key, one in values.items()}
+
+
 def flatten_options(values: Mapping[str, object], folder: Path) -> dict[str, object]:
     """Return options under dotted keys; values may stand in nested mappings.
 

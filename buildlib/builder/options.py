@@ -27,6 +27,10 @@ OneOrMore = Annotated[
 """Numbers, of which one may stand without brackets."""
 
 
+DEFAULT_PREFILL, DEFAULT_CONTEXT = 128, 4096
+"""AR of the prefill graph beside that of decode, and CL, where a build names none."""
+
+
 class ARnContextLengthConfig(Options):
     """Shapes of the graphs: one for each AR (tokens per call) at each context length.
 
@@ -34,8 +38,8 @@ class ARnContextLengthConfig(Options):
         skip_ar_cl_conversion: keep the one (AR, CL) that the model has.
     """
 
-    auto_regression_number: OneOrMore = Field(default=(1, 128), min_length=1)
-    context_length: OneOrMore = Field(default=(4096,), min_length=1)
+    auto_regression_number: OneOrMore = Field(default=(1, DEFAULT_PREFILL), min_length=1)
+    context_length: OneOrMore = Field(default=(DEFAULT_CONTEXT,), min_length=1)
     skip_ar_cl_conversion: bool = False
 
 

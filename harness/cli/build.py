@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import BaseModel, ConfigDict
 
+from buildlib.builder.options import DEFAULT_CONTEXT, DEFAULT_PREFILL
+from buildlib.checkpoint.config import unread_keys
 from buildlib.checkpoint.layout import CALIBRATION_TEXT, CONFIG_FILE
 from buildlib.errors import ContainerError, InputFileError, VerificationFailedError
 from buildlib.sizes import size_text
@@ -122,13 +124,15 @@ class ModelOptions:
         str | None,
         typer.Option(
             metavar="N[,N...]",
-            help="Tokens per graph call: 1 and one prefill length, or several. By default 1,128.",
+            help="Tokens per graph call: 1 and one prefill length, or several. By default "
+            f"1,{DEFAULT_PREFILL}.",
         ),
     ] = None
     cl: Annotated[
         str | None,
         typer.Option(
-            metavar="N[,N...]", help="Context length in tokens, or several. By default 4096."
+            metavar="N[,N...]",
+            help=f"Context length in tokens, or several. By default {DEFAULT_CONTEXT}.",
         ),
     ] = None
     splits: Annotated[
@@ -231,20 +235,16 @@ class ModelOptions:
     def requests(self, toolchain: ToolchainOptions) -> "list[tuple[BuildRequest, Path]]":
         """Return the request of each target, and the folder of its container."""
         from buildlib.builder.model_place import find_model
-        from buildlib.builder_options import flatten_options
+        from buildlib.builder_options import flatten_options, named_options
         from harness.plans.builds import BuildRequest
 
         model = self.model_dir if self.model_dir.exists() else find_model(self.model_dir).path
-        settings: dict[str, object] = {
-            "arn_cl_options.auto_regression_number": _parse_numbers("--ar", self.ar, "1,32"),
-            "arn_cl_options.context_length": _parse_numbers("--cl", self.cl, "4096"),
-            "split_model.num_splits": self.splits,
-            "quantization.recipe": self.recipe,
-            "max_kl": self.max_kl,
-            "lora_config.lora_config_path": None if self.lora is None else str(self.lora),
-            "prepare_embedding_lut": self.embedding_lut or None,
+        sizes = {
+            "ar": _parse_numbers("--ar", self.ar, "1,32"),
+            "cl": _parse_numbers("--cl", self.cl, "4096"),
+            "embedding_lut": self.embedding_lut or None,
         }
-        settings = {key: value for key, value in settings.items() if value is not None}
+        settings = named_options(vars(self) | sizes)
         settings |= dict(_parse_option(text) for text in self.option or ())
         options = _read_options(self.options_file) | flatten_options(settings, Path.cwd())
         names = dict.fromkeys(str(parse_target(one)) for one in self.target)
@@ -457,7 +457,6 @@ def _check_reference(model: ModelOptions) -> None:
 def _tell_unread(model_dir: Path) -> None:
     """Print keys of a model's configuration that do nothing, if there are such."""
     from buildlib.builder.model_place import find_model
-    from buildlib.checkpoint.config import unread_keys
 
     folder = find_model(model_dir).folder
     if (folder / CONFIG_FILE).is_file():

@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
+from buildlib.builder.options import DEFAULT_CONTEXT, DEFAULT_PREFILL
 from buildlib.checkpoint.layout import CONFIG_FILE, read_json
 from buildlib.errors import ModelFileError
 from buildlib.quantize.options import RECIPES
 from buildlib.targets import parse_target
 
-_CONTEXT, _PREFILL = 4096, 128
 _TEXT_FILE = "text/heldout.txt"  # not the one that quantization is calibrated on
 
 _TEXT = """\
@@ -51,8 +51,8 @@ def recipe_text(model: str, target: str) -> str:
     place = find_model(model)
     folder = place.folder
     positions = _positions(folder)
-    cl = min(_CONTEXT, positions)
-    ar = _PREFILL if cl > 2 * _PREFILL else max(1, min(32, cl // 4))
+    cl = min(DEFAULT_CONTEXT, positions)
+    ar = DEFAULT_PREFILL if cl > 2 * DEFAULT_PREFILL else max(1, min(32, cl // 4))
     has_text = (folder / _TEXT_FILE).is_file()
     local = Path(model).expanduser().exists()
     return _TEXT.format(
@@ -72,4 +72,4 @@ def _positions(folder: Path) -> int:
     if not isinstance(config, dict):
         raise ModelFileError(path, "it holds no JSON object")
     positions = config.get("max_position_embeddings")
-    return positions if type(positions) is int and positions > 1 else _CONTEXT
+    return positions if type(positions) is int and positions > 1 else DEFAULT_CONTEXT

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from buildlib.builder.options import DEFAULT_CONTEXT, DEFAULT_PREFILL
 from buildlib.container.op_packages import OpPackage
 from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.paths import default_cache_root, user_path
@@ -43,8 +44,8 @@ class GeneratorConfig(_Section):
         context_length: tokens that a graph can attend to (CL).
     """
 
-    sequence_length: PositiveInt = 128
-    context_length: PositiveInt = 4096
+    sequence_length: PositiveInt = DEFAULT_PREFILL
+    context_length: PositiveInt = DEFAULT_CONTEXT
 
 
 class MetricConfig(_Section):

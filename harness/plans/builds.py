@@ -96,25 +96,16 @@ class BuildRequest(BaseModel):
     @classmethod
     def of(cls, entry: BuildEntry, plan_file: Path) -> "BuildRequest":
         """Return the request of a plan."""
-        from buildlib.builder_options import flatten_options
+        from buildlib.builder_options import flatten_options, named_options
 
         def path(name: str | None) -> Path | None:
             return None if name is None else resolve_path(plan_file, name)
 
-        own: dict[str, object] = {
-            "arn_cl_options.auto_regression_number": entry.ar,
-            "arn_cl_options.context_length": entry.cl,
-            "split_model.num_splits": entry.splits,
-            "prepare_embedding_lut": entry.embedding_lut,
-            _LORA: entry.lora,
-        }
-        options = {key: value for key, value in own.items() if value is not None}
+        options = named_options(dict(entry)) | dict(entry.options)
         return cls(
             model=resolve_path(plan_file, entry.model),
             target=entry.target,
-            options=flatten_options(
-                options | dict(entry.options), resolve_path(plan_file, "options").parent
-            ),
+            options=flatten_options(options, resolve_path(plan_file, "options").parent),
             encodings=path(entry.encodings),
             calibration=path(entry.calibration),
             verify=entry.verify,

@@ -59,13 +59,15 @@ class BuildEntry(_Part):
 
     model: NonEmpty
     target: NonEmpty
-    ar: Annotated[Lengths, BeforeValidator(_several)] = (1, 128)
-    cl: Annotated[Lengths, BeforeValidator(_several)] = (4096,)
+    ar: Annotated[Lengths, BeforeValidator(_several)] | None = None
+    cl: Annotated[Lengths, BeforeValidator(_several)] | None = None
     splits: Annotated[int, Field(ge=1)] | None = None
+    recipe: NonEmpty | None = None
+    max_kl: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     encodings: NonEmpty | None = None
     calibration: NonEmpty | None = None
     lora: NonEmpty | None = None
-    embedding_lut: bool = False
+    embedding_lut: bool | None = None
     options: Mapping[str, object] = Field(default_factory=dict)
     verify: bool = False
     toolchain: ToolchainName = "pypi"
