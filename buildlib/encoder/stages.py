@@ -1,5 +1,6 @@
 """Stages of the build of a text encoder: export, import, quantize, compile, package."""
 
+import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -262,6 +263,7 @@ class PackageEncoder(CachedStage):
             "target": str(self.plan.target),
             "model": self.model.export.name,
             "options": self.plan.as_options(),
+            "htp_config": json.loads(htp_config(self.plan.compilation).to_json()),
         }
 
     @property

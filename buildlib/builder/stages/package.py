@@ -130,6 +130,7 @@ class Package(CachedStage):
             "model": self.model_name,
             "options": self.plan.as_options(),
             "genie_config": json.loads(self.composition.genie_config.to_json()),
+            "htp_config": json.loads(htp_config(self.plan.compilation).to_json()),
             **({} if self.origin is None else {"origin": self.origin}),
         }
 
