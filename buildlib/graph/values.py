@@ -3,6 +3,10 @@
 import onnx
 import onnx_ir as ir
 
+PRODUCTS = frozenset({"Gemm", "MatMul"})
+"""Operators that multiply their first input by a matrix, their second."""
+WEIGHED = PRODUCTS | {"Conv"}
+"""Those, and the one that does so in graphs of other exporters."""
 _REAL = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
@@ -75,6 +79,14 @@ def source_of(value: ir.Value) -> ir.Value:
 def is_parameter(value: ir.Value) -> bool:
     """Return whether the value is a constant of the model, as stored or cast."""
     return source_of(value).is_initializer()
+
+
+def is_linear(node: ir.Node) -> bool:
+    """Return whether a node multiplies by a matrix of the model, stored or cast."""
+    if node.op_type not in PRODUCTS or not is_parameter(operand(node, 1)):
+        return False
+    shape = static_shape(source_of(operand(node, 1)))
+    return shape is not None and len(shape) == 2
 
 
 def is_real(value: ir.Value) -> bool:

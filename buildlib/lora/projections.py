@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from buildlib.graph import interface
-from buildlib.graph.values import is_parameter, operand, source_of, static_shape
+from buildlib.graph.values import is_linear, is_parameter, operand, source_of, static_shape
 from buildlib.lora.peft import Matrix
 from buildlib.quantize.techniques.base import Factors
 
@@ -166,17 +166,6 @@ class _Finder:
 
     def _is_computed(self, value: ir.Value) -> bool:
         return not is_parameter(value) and value.producer() is not None
-
-
-def is_linear(node: ir.Node) -> bool:
-    """Return whether the node multiplies with a stored matrix."""
-    if node.op_type not in {"Gemm", "MatMul"}:
-        return False
-    weight = node.inputs[1]
-    if weight is None or not is_parameter(weight):
-        return False
-    shape = static_shape(source_of(weight))
-    return shape is not None and len(shape) == 2
 
 
 def _is_activated(node: ir.Node) -> bool:

@@ -10,7 +10,7 @@ from buildlib.encodings.grid import ACTIVATION_BITS, Grid, activation_grid, weig
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import EncodingsError
 from buildlib.graph import interface
-from buildlib.graph.values import is_parameter, is_real, source_of, static_shape
+from buildlib.graph.values import WEIGHED, is_parameter, is_real, source_of, static_shape
 from buildlib.quantize.bitwidths import INPUT_STEP, kills_emulator
 
 LAYOUT_OPS = frozenset(
@@ -19,7 +19,6 @@ LAYOUT_OPS = frozenset(
         "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
-_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 _SHOWN = 5
 _BIASED = {"Gemm", "Conv"}
 _SKIPPED = {"Cast", "DequantizeLinear", "QuantizeLinear"}
@@ -95,7 +94,7 @@ def head_products(graph: ir.Graph) -> set[ir.Node]:
         if node is None or node in visited:
             continue
         visited.add(node)
-        if node.op_type in _PRODUCTS:
+        if node.op_type in WEIGHED:
             products.add(node)
         else:
             open_values.extend(value for value in node.inputs if value is not None)

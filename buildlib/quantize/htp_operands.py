@@ -15,13 +15,12 @@ import onnx_ir as ir
 from buildlib.encodings.grid import Grid, activation_grid
 from buildlib.encodings.model import Encoding, asymmetric_encoding, symmetric_encoding
 from buildlib.graph.files import tensor_array
-from buildlib.graph.values import is_parameter, is_real, source_of
+from buildlib.graph.values import WEIGHED, is_parameter, is_real, source_of
 from buildlib.quantize.grids import LAYOUT_OPS
 from buildlib.quantize.recipe import value_range
 
 _WIDE = 16
 _NARROW = 8
-_MATRICES = {"Gemm", "MatMul", "Conv"}
 
 
 def rewrite_block_gemms(
@@ -135,7 +134,7 @@ def convert_widths(graph: ir.Graph, encodings: dict[str, Encoding], grids: dict[
             name = str(value.name)
             if is_parameter(value):
                 source = str(source_of(value).name)
-                if _is_narrow_constant(encodings.get(source)) and node.op_type not in _MATRICES:
+                if _is_narrow_constant(encodings.get(source)) and node.op_type not in WEIGHED:
                     low, high = activation_grid(encodings[source]).ends
                     encodings[source] = asymmetric_encoding(source, low, high, _WIDE)
                 continue

@@ -22,15 +22,13 @@ from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.errors import InvalidOptionError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model, tensor_array
-from buildlib.graph.values import is_parameter, source_of, static_shape
+from buildlib.graph.values import PRODUCTS, is_linear, is_parameter, source_of, static_shape
 from buildlib.quantize.grids import channel_axis, head_weights
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 
 _CHUNK_ROWS = 4096
 _LAYOUT = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze"})
-PRODUCTS = frozenset({"Gemm", "MatMul"})
-"""Operators that multiply with a weight, if one is constant."""
 ROTATED = "qnnfarm.rotated"
 """Property of a rotated model, with the seed of its rotations.
 
@@ -321,7 +319,7 @@ def _product_before(value: ir.Value) -> ir.Node:
             break
         data = next((v for v in node.inputs if v is not None and not is_parameter(v)), None)
         node = None if data is None else data.producer()
-    if node is None or node.op_type not in PRODUCTS or _constant(node, 1) is None:
+    if node is None or not is_linear(node):
         raise _refused(f"no weight alone makes {value.name}")
     return node
 
@@ -332,7 +330,7 @@ def _products_after(value: ir.Value) -> list[ir.Node]:
     for node, index in value.uses():
         if node.op_type in _LAYOUT or is_scaling(node):
             products += _products_after(node.outputs[0])
-        elif node.op_type in PRODUCTS and index == 0 and _constant(node, 1) is not None:
+        elif is_linear(node) and index == 0:
             products.append(node)
         else:
             raise _refused(f"{node.name} ({node.op_type}) reads a norm of the residual stream")
@@ -347,7 +345,7 @@ def _product_behind_attention(past: ir.Value) -> ir.Node | None:
         if len(users) != 1:
             return None
         node = users[0]
-        if node.op_type in PRODUCTS and _constant(node, 1) is not None:
+        if is_linear(node):
             return node
         if node.op_type not in _LAYOUT | {"Concat", "MatMul", "Transpose"}:
             return None

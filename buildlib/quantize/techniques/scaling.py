@@ -27,7 +27,14 @@ from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.errors import EncodingsError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model, tensor_array
-from buildlib.graph.values import is_parameter, operand, source_of, static_shape
+from buildlib.graph.values import (
+    PRODUCTS,
+    is_linear,
+    is_parameter,
+    operand,
+    source_of,
+    static_shape,
+)
 from buildlib.numerics.runners import Arrays, OnnxRunner
 from buildlib.numerics.segment_loop import SegmentLoop
 from buildlib.passes.split import extract_nodes
@@ -272,7 +279,7 @@ class Channels:
         while (node := value.producer()) is not None:
             given = [v for v in node.inputs if v is not None]
             constants = [v for v in given if is_parameter(v)]
-            if node.op_type in {"Gemm", "MatMul"}:
+            if node.op_type in PRODUCTS:
                 size, axis = _outputs(node)
                 return cls._of(node.outputs[0], constants, (size,), _along(axis, size))
             if node.op_type in _NORMS:
@@ -530,7 +537,7 @@ def _product_behind(value: ir.Value) -> ir.Node | None:
     """Return the product with a weight that alone reads what attention makes of values."""
     while len(uses := value.uses()) == 1:
         (node, _), *_ = uses
-        if node.op_type in {"Gemm", "MatMul"} and is_parameter(operand(node, 1)):
+        if is_linear(node):
             return node
         value = node.outputs[0]
     return None

@@ -24,9 +24,9 @@ import onnx_ir as ir
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.errors import InvalidOptionError
 from buildlib.graph.files import load_model, save_model
-from buildlib.graph.values import is_parameter, operand, source_of, static_shape
+from buildlib.graph.values import is_linear, is_parameter, operand, source_of, static_shape
 from buildlib.quantize.grids import channel_axis
-from buildlib.quantize.techniques.rotation import PRODUCTS, is_scaling
+from buildlib.quantize.techniques.rotation import is_scaling
 from buildlib.quantize.techniques.scaling import constant_array
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 
@@ -220,7 +220,7 @@ class _Stream:
         if node.op_type == "Gather":
             self._place(operand(node, 0), 1)
             return []
-        if node.op_type in PRODUCTS and is_parameter(operand(node, 1)):
+        if is_linear(node):
             self._place(operand(node, 1), channel_axis(node, 1) or 0)
             for bias in node.inputs[2:]:
                 if bias is not None:
@@ -269,7 +269,7 @@ class _Stream:
 
 def _is_product(node: ir.Node, index: int) -> bool:
     """Return whether a node multiplies its input with a weight."""
-    return node.op_type in PRODUCTS and index == 0 and is_parameter(operand(node, 1))
+    return is_linear(node) and index == 0
 
 
 def _keeps_channels(node: ir.Node) -> bool:
