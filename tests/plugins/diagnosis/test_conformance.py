@@ -8,9 +8,15 @@ import pytest
 
 from buildlib.builder.build import BuildOutputs
 from buildlib.container.container import GenAIContainer
-from harness.cli.conformance import _compare, _compare_scores, _Containers, _graphs_of, _Refuted
 from harness.devices.device import Device
 from harness.runtimes.base import GenerationResult
+from plugins.diagnosis.conformance import (
+    _compare,
+    _compare_scores,
+    _Containers,
+    _graphs_of,
+    _Refuted,
+)
 from tests.harness.cli.conftest import Run
 from tests.qairt_sdk import make_sdk
 

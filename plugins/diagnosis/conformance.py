@@ -24,7 +24,6 @@ from harness.cli.arguments import WAIT_S, Json, ToolchainOptions, Wait, read_tex
 from harness.cli.completion import complete_devices, complete_socs
 from harness.cli.device_lease import lease_device, virtual_device
 from harness.cli.groups import with_groups
-from harness.cli.rehearse import check_bundle, prompt_lengths, without_spill
 from harness.console import answers, print_json, print_remark
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
@@ -38,6 +37,7 @@ from harness.words import pluralize
 from harness.workloads.bench_prompt import cut_prompt
 from harness.workloads.perplexity import score_text
 from harness.workloads.session import Session
+from plugins.diagnosis.rehearse import check_bundle, prompt_lengths, without_spill
 
 Mark = Literal["proven here", "proven there", "open", "failed"]
 """Here is PyPI's compiler and the emulator; there is the SDK, or hardware."""

@@ -7,9 +7,9 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.targets import find_soc
-from harness.cli.rehearse import check_bundle
 from harness.devices.device import Device
 from harness.runtimes.bundles.sources import FOLDERS_VARIABLE, SDK_PROGRAMS, qnn_libraries
+from plugins.diagnosis.rehearse import check_bundle
 from tests.harness.cli.conftest import Run
 
 

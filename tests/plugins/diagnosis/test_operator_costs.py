@@ -14,7 +14,7 @@ from buildlib.builder.build import BuildOutputs
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.graph.files import load_model
-from buildlib.operator_costs import (
+from plugins.diagnosis.operator_costs import (
     _dequantized,
     emulator_cycles,
     operator_costs,

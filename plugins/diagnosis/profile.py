@@ -8,14 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from buildlib.container.container import GenAIContainer
-from buildlib.operator_costs import (
-    Costs,
-    OperatorCost,
-    emulator_cycles,
-    operator_costs,
-    total_by_kind,
-    total_by_layer,
-)
 from buildlib.paths import default_cache_root
 from buildlib.toolchains.base import NodeCycles
 from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json
@@ -24,6 +16,14 @@ from harness.cli.groups import with_groups
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.runtimes.graph.runtime import GraphRuntime
 from harness.runtimes.registry import open_model
+from plugins.diagnosis.operator_costs import (
+    Costs,
+    OperatorCost,
+    emulator_cycles,
+    operator_costs,
+    total_by_kind,
+    total_by_layer,
+)
 
 _LABEL = "{cycles}; nodes, bytes and the loss of weights (SQNR) are the container's"
 _EMULATOR = "cycles of the HTP emulator, the least of {n}: they say nothing about hardware"

@@ -1,0 +1,1 @@
+"""Diagnosis: what a build, a device or a failed run is about."""
