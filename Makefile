@@ -7,7 +7,7 @@ $(error there is no $(PYTHON): `make setup` makes it)
 endif
 endif
 
-.PHONY: setup check docs format test genie-table genie-mutations quantization-table real-model fuzz variants exports families mutants options speculation config-campaign documents family-defaults kills lab-kills copies chaos nights verdicts board demo examples screenshots wheel-check
+.PHONY: setup check docs format test genie-table genie-mutations quantization-table real-model fuzz variants exports families mutants options speculation config-campaign documents family-defaults kills lab-kills copies chaos nights verdicts board demo examples screenshots without wheel-check
 
 # The environment of all commands below in `.venv`, and the Debian packages that tests need.
 setup:
@@ -127,6 +127,11 @@ demo:
 REPORT ?= report.html
 screenshots:
 	$(PYTHON) -m tools.screenshots $(REPORT) build/screenshots
+
+# Whether everything else works without a plugin, or without each in turn: `make without PLUGIN=mllm`.
+PLUGIN ?= all
+without:
+	$(PYTHON) -m tools.without $(PLUGIN)
 
 # A wheel must hold all it needs: build it, install it in an empty environment, and run the demo and all suites with it.
 wheel-check: docs

@@ -27,7 +27,11 @@ _CLAUSE = re.compile(
 
 @pytest.mark.parametrize("path", _DOCUMENTS, ids=lambda path: path.name)
 def test_every_file_that_a_document_names_exists(path: Path) -> None:
-    named = set(_FILE.findall(path.read_text(encoding="utf-8")))
+    named = {
+        name
+        for name in _FILE.findall(path.read_text(encoding="utf-8"))
+        if not name.startswith("plugins/") or (_ROOT / Path(*Path(name).parts[:2])).exists()
+    }
     assert sorted(name for name in named if not (_ROOT / name).exists()) == []
 
 
