@@ -111,7 +111,7 @@ def parse_bench(text: str, device: str) -> tuple[LlamaBenchTest, str]:
 _MS = r"= *([0-9]{1,12}(?:\.[0-9]{1,6})?) ms"
 _LOAD = re.compile(rf"load time {_MS}")
 _PROMPT = re.compile(rf"prompt eval time {_MS} / *([0-9]{{1,9}}) tokens")
-_EVAL = re.compile(rf"(?<!prompt) eval time {_MS} / *([0-9]{{1,9}}) (runs|tokens)")
+_EVAL = re.compile(rf"(?<!prompt )\beval time {_MS} / *([0-9]{{1,9}}) (runs|tokens)")
 _TOTAL = re.compile(rf"total time {_MS}")
 _SPEEDS = re.compile(r"\[ Prompt: ([0-9.]{1,12}) t/s \| Generation: ([0-9.]{1,12}) t/s \]")
 

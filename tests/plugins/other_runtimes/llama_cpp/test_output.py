@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from harness.errors import RuntimeOutputError
 from harness.runtimes.description import read_description
-from plugins.other_runtimes.llama_cpp.output import parse_bench, parse_chunks, parse_timings
+from plugins.other_runtimes.llama_cpp.output import (
+    parse_bench,
+    parse_chunks,
+    parse_timings,
+    timings_of,
+)
 from plugins.other_runtimes.llama_cpp.runtime import LlamaCppDescription
 
 TIMINGS = """\
@@ -42,6 +47,16 @@ def test_timings_of_an_answer(
     assert metrics["prefill_tokens_per_s"] == pytest.approx(prefill, abs=0.01)
     assert metrics["decode_tokens_per_s"] == pytest.approx(decode, abs=0.1)
     assert metrics["ttft_s"] == pytest.approx(ttft_s)
+
+
+def test_one_token_is_one_and_the_server_counts_them_all() -> None:
+    """Of an answer of one token it prints one run, of 0 ms."""
+    none = TIMINGS.replace("13.75 ms /    23 runs", "0.00 ms /     1 runs")
+    metrics = parse_timings(none)
+    assert metrics is not None
+    assert metrics["generated_tokens"] == 1
+    assert "decode_tokens_per_s" not in metrics
+    assert timings_of("eval time =    2000.00 ms /    50 tokens")["generated_tokens"] == 50
 
 
 @pytest.mark.parametrize("lines", range(4))
