@@ -6,16 +6,13 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-import psutil
-
+from harness import processes
 from harness.devices.socket_owner import user_name
 from harness.errors import one_line
 
 _LONGEST_LABEL = 120
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +48,22 @@ class Owner:
 def has_ended(owner: Owner) -> bool:
     """Return whether a process is known to have ended.
 
-    Nothing is known of other hosts and namespaces, nor of another user's process that `/proc` hides
-    (`hidepid`) while some process has its pid.
+    Nothing is known of other hosts and namespaces.
     """
     if owner.host != host_id():
         return False
-    if owner.boot != _boot_id():
+    if owner.boot != processes.boot_id():
         return True
-    if owner.namespace != _namespace():
+    if owner.namespace != processes.pid_namespace():
         return False
-    if owner.pid <= 0:
-        return True
-    try:
-        process = _find_process(owner.pid, owner.started)
-        if process is None or not process.is_running():
-            return True
-        return process.status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
-    except psutil.Error:
-        return not _exists(owner.pid)
+    return processes.has_ended(owner.pid, owner.started)
 
 
 def this_process(environ: Mapping[str, str] = os.environ) -> Owner:
     """Return the calling process."""
-    pid = os.getpid()
-    label = _label(pid, environ)
-    return Owner(host_id(), _boot_id(), pid, _started(pid), _namespace(), label)
+    boot, namespace = processes.boot_id(), processes.pid_namespace()
+    pid, started = os.getpid(), processes.own_start()
+    return Owner(host_id(), boot, pid, started, namespace, _label(pid, environ))
 
 
 def host_id() -> str:
@@ -84,41 +72,6 @@ def host_id() -> str:
     with suppress(OSError):
         machine = Path("/etc/machine-id").read_text().strip()[:32]
     return f"{platform.node()}/{machine}"
-
-
-@lru_cache(maxsize=1024)
-def _find_process(pid: int, started: int) -> psutil.Process | None:
-    """Return the process that has that pid and start; `None` says that it has ended, for ever."""
-    process = psutil.Process(pid)
-    return process if _started(pid) == started else None
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, OverflowError):
-        return False
-    return True
-
-
-def _started(pid: int) -> int:
-    """Return the clock ticks between boot and the start of a process."""
-    # psutil adds the boot time as the wall clock has it, which moves when that clock is set: it is
-    # taken off again, once it stood still meanwhile.
-    while True:
-        boot = psutil.boot_time()
-        created = psutil.Process(pid).create_time()
-        if psutil.boot_time() == boot:
-            return round((created - boot) * _TICKS_PER_S)
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
 
 
 def _label(pid: int, environ: Mapping[str, str]) -> str:
@@ -131,10 +84,3 @@ def _label(pid: int, environ: Mapping[str, str]) -> str:
         program = "pytest" if worker else "python"
     text = f"{user_name(os.getuid())}: {' '.join(filter(None, (program, worker)))}"
     return f"{one_line(text, _LONGEST_LABEL)} (pid {pid})"
-
-
-def _namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from harness import processes
 from harness.results.records import Provenance, now
 
 SILENCE = timedelta(hours=24)
@@ -115,11 +116,9 @@ def git_default_branch(folder: Path) -> str | None:
 def this_writer() -> str:
     """Mark this process: boot, PID namespace, PID, and start time in ticks since boot.
 
-    It tells a run in progress from one whose process died. Start times that libraries give depend
-    on the wall clock, which may be set meanwhile; ticks since boot do not.
+    It tells a run in progress from one whose process died.
     """
-    pid = os.getpid()
-    return ":".join((_boot(), _pid_namespace(), str(pid), _start_time(pid) or "?"))
+    return ":".join((*_place(), str(os.getpid()), str(processes.own_start())))
 
 
 def has_ended(writer: str, began: datetime) -> bool:
@@ -129,9 +128,15 @@ def has_ended(writer: str, began: datetime) -> bool:
     time: it counts as ended `SILENCE` after the run began. If it lives, it finishes its run still.
     """
     boot, namespace, pid, start = (writer.split(":") + [""] * 4)[:4]
-    if not boot or boot != _boot() or not namespace or namespace != _pid_namespace():
+    is_here = bool(namespace) and (boot, namespace) == _place()
+    if not (is_here and pid.isdecimal() and start.isdecimal()):
         return now() - began > SILENCE
-    return pid.isascii() and pid.isdigit() and _start_time(int(pid)) != start
+    return processes.has_ended(int(pid), int(start))
+
+
+def _place() -> tuple[str, str]:
+    """Return the boot and the PID namespace, e.g. `4026531836`, of this process."""
+    return processes.boot_id(), processes.pid_namespace().removeprefix("pid:[").removesuffix("]")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -162,28 +167,3 @@ def _installed(libraries: Sequence[str]) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-def _pid_namespace() -> str:
-    try:
-        mark = os.readlink("/proc/self/ns/pid")  # noqa: PTH115  no path: "pid:[4026531836]"
-        return mark.removeprefix("pid:[").removesuffix("]")
-    except OSError:
-        return ""
-
-
-def _start_time(pid: int) -> str | None:
-    """Return field 22 of /proc/PID/stat (proc(5)); the name before it may hold any character."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 and fields[0] != "Z" else None

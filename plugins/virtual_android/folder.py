@@ -16,8 +16,9 @@ from typing import Any, get_args, get_type_hints
 
 from buildlib.files import atomic_write
 from harness.errors import VirtualDeviceError
+from harness.processes import boot_id, has_ended
 from plugins.virtual_android.filesystem import DEVICE_FOLDERS
-from plugins.virtual_android.linux import machine_boot_id, process_stat
+from plugins.virtual_android.linux import process_stat
 from plugins.virtual_android.namespace import NamespaceKind
 
 FILE_NAME = "device.json"
@@ -57,10 +58,9 @@ class DeviceRecord:
     @property
     def running(self) -> bool:
         """True if the recorded process still runs."""
-        if self.pid is None or self.machine_boot != machine_boot_id():
+        if self.pid is None or self.pid_started is None or self.machine_boot != boot_id():
             return False
-        process = process_stat(self.pid)
-        return process is not None and process.alive and process.started == self.pid_started
+        return not has_ended(self.pid, self.pid_started)
 
     def with_process(self, pid: int, port: int, namespace: NamespaceKind) -> "DeviceRecord":
         """Return the record of a device that has just been started."""
@@ -70,7 +70,7 @@ class DeviceRecord:
             port=port,
             pid=pid,
             pid_started=process.started if process else None,
-            machine_boot=machine_boot_id(),
+            machine_boot=boot_id(),
             namespace=namespace.value,
         )
 

@@ -158,14 +158,6 @@ def descendants(pid: int) -> list[ProcessStat]:
     return result
 
 
-def machine_boot_id() -> str:
-    """Return the id of this machine's current boot."""
-    try:
-        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
-
-
 def may_administer() -> bool:
     """Return whether this process has `CAP_SYS_ADMIN`, which mounts and namespaces ask for."""
     for line in (_PROC / "self/status").read_text().splitlines():

@@ -32,16 +32,3 @@ def test_a_reused_pid_is_not_the_owner() -> None:
     assert has_ended(replace(me, boot="another boot"))
     assert not has_ended(replace(me, started=1, namespace="another namespace"))
     assert not has_ended(replace(me, started=1, boot="another boot", host="another host"))
-
-
-def test_a_zombie_has_ended_and_so_has_a_process_that_was_waited_for() -> None:
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
-        stat = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
-        me = this_process()
-        owner = replace(me, pid=child.pid, started=int(stat[19]))
-        assert not has_ended(owner)
-        child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert has_ended(owner)
-        child.wait()
-        assert has_ended(owner)
