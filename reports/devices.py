@@ -54,7 +54,7 @@ class DeviceUse:
     def tally(self, what: str) -> int:
         """Count the pool's events of a kind."""
         events = self.health.events if self.health else ()
-        return sum(event.tally.get(what, 0) for event in events)
+        return sum(event.what == what for event in events)
 
     @property
     def events(self) -> tuple[DeviceEvent, ...]:
@@ -124,8 +124,8 @@ def device_figures(measured: Sequence[RunMeans], uses: Sequence[DeviceUse]) -> t
     for use in uses:
         for event in use.health.events if use.health else ():
             day = event.at.replace(hour=0, minute=0, second=0, microsecond=0)
-            for what in (FAILURE, QUARANTINE):
-                days[use.serial, day, POOL_WORDS[what]] += event.tally.get(what, 0)
+            if event.what in POOL_WORDS:
+                days[use.serial, day, POOL_WORDS[event.what]] += 1
     newest = sorted({day for _, day, _ in days})[-MOST_DAYS:]
     rows: list[tuple[Value, ...]] = [
         (serial, day, result, float(number))

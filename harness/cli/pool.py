@@ -121,8 +121,7 @@ def history(
 ) -> None:
     """Show a device's history, oldest first: states, failures and their weights, recovery steps.
 
-    The newest 500 events stand one by one, older ones are counted by day, and after three months by
-    month.
+    The newest 500 of each kind are kept.
 
     Example: qnnfarm pool history NAME --days 7
     """
@@ -137,7 +136,7 @@ def history(
         return
     rows = []
     for entry in entries:
-        when = entry.period or time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
         rows.append([when, entry.what, entry.text])
     print_rows(("when", "what", ""), rows)
 

@@ -34,5 +34,4 @@ def read_device_health(config: Path | None = None) -> tuple[DeviceHealth, ...]:
 
 
 def _event(entry: HistoryEntry) -> DeviceEvent:
-    at = datetime.fromtimestamp(entry.at, UTC)
-    return DeviceEvent(at, entry.period or entry.what, entry.text, dict(entry.counts))
+    return DeviceEvent(datetime.fromtimestamp(entry.at, UTC), entry.what, entry.text)

@@ -106,12 +106,6 @@ history = Table(
     Column("token", _Big),
     _text("nonce"),
 )
-totals = Table(
-    "pool_totals",
-    METADATA,
-    *(Column(name, Text, primary_key=True) for name in ("key", "period", "what")),
-    _number("number"),
-)
 reservations = Table(
     "pool_reservations",
     METADATA,

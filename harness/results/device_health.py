@@ -4,8 +4,7 @@ Reports know no pool. A package that knows one offers a function under the entry
 `qnnfarm.device_health`, which returns these records.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 DOOR = "device_health"
@@ -16,19 +15,12 @@ class DeviceEvent:
     """Event in the life of a device.
 
     Attributes:
-        what: kind of event: `granted`, `failed`, `distrusted`; `day` or `month` for a total.
-        counts: number of events by kind, in a total.
+        what: kind of event: `granted`, `failed`, `distrusted`.
     """
 
     at: datetime
     what: str
     text: str
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def tally(self) -> Mapping[str, int]:
-        """Number of events by kind, of an event or of a total."""
-        return self.counts or {self.what: 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,22 +124,6 @@ def test_show_starts_nothing_and_repairs_nothing(
             manager.remove(name)
 
 
-def test_history_has_old_events_counted_by_day(pool: Run, pool_file: Path) -> None:
-    assert pool("probe").returncode == 0
-    with Pool.open(pool_file, probe=False) as own_pool:
-        (key,) = own_pool.ledger.keys_of([str(m.spec) for m in own_pool.members()]).values()
-        for _ in range(700):
-            own_pool.ledger.add_history(key, "tried", "again")
-    day, *events = json.loads(pool("history", "dut", "--json").stdout)
-    assert (day["what"], events[0]["period"]) == ("day", "")
-    assert day["counts"]["tried"] + len(events) == 700
-    shown = pool("history", "dut").stdout.splitlines()[1].split()
-    assert shown[:2] == [day["period"], "day"]
-    assert shown[-2:] == ["tried", str(day["counts"]["tried"])]
-    (alone,) = json.loads(pool("history", "dut", "--days", "0", "--json").stdout)
-    assert alone == day
-
-
 def test_recover_says_each_step_as_it_begins(
     pool: Run, pool_file: Path, virtual_device: Device
 ) -> None:
