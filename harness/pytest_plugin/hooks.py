@@ -1,6 +1,5 @@
 """Hooks of the plugin; they cost a test without devices next to nothing."""
 
-import re
 import sys
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -23,8 +22,6 @@ _MARKER = (
     "the devices of a test must be; tests for which there are none are skipped (qnnfarm)."
 )
 _PACKAGES = [Path(__file__).parents[2] / name for name in ("buildlib", "harness", "plugins")]
-_SCOPE_MISMATCH = re.compile(r"ScopeMismatch: .*function scoped fixture (\w+)")
-_OF_ONE_TEST = ("container", "device", "devices", "recording", "record_measurement", "session")
 _PROPERTIES = pytest.StashKey[Iterable[tuple[str, object]]]()
 """Properties that a test had before it ran."""
 
@@ -105,16 +102,6 @@ def pytest_pycollect_makeitem() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse unknown devices and an unusable results store before any test waits."""
-    config = session.config
-    if not config.option.collectonly and any(map(uses_device, session.items)):
-        from harness.pytest_plugin.option_checks import check_farm
-
-        check_farm(config, read_settings(config))
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Forget the properties of an earlier try of the test: JUnit has those of the last one."""
     item.user_properties[:] = item.stash.setdefault(_PROPERTIES, tuple(item.user_properties))
@@ -128,22 +115,9 @@ def pytest_runtest_makereport(
     if call.excinfo is not None and not item.config.option.fulltrace:
         _hide_own_frames(call.excinfo)
     report = yield
-    if call.when == "setup" and (fixture := _too_wide_use_of(report)):
-        report.longrepr = (
-            f"the fixture {fixture!r} belongs to one test, as its lease does, so a fixture of a "
-            "wider scope cannot use it: give that the scope `function`, or lease by the fixture "
-            "`pool`, which lives as long as the session"
-        )
     if call.when == "teardown" and (rows := item.stash.get(ROWS, None)):
         setattr(report, terminal.ROWS, rows)
     return report
-
-
-def _too_wide_use_of(report: pytest.TestReport) -> str:
-    """Return our fixture that a fixture of a wider scope asked for; empty if none did."""
-    text = report.longreprtext if report.failed else ""
-    match = _SCOPE_MISMATCH.search(text)
-    return match[1] if match and match[1] in _OF_ONE_TEST else ""
 
 
 def _hide_own_frames(excinfo: "pytest.ExceptionInfo[BaseException]") -> None:

@@ -17,17 +17,10 @@ from buildlib.targets import Target
 from harness.console import visible
 from harness.devices.base import DeviceProperties
 from harness.devices.spec import DeviceSpec, device_types
-from harness.errors import (
-    DeviceNotReadyError,
-    DeviceUnauthorizedError,
-    HarnessError,
-    one_line,
-)
+from harness.errors import HarnessError, one_line
 from harness.pool.lease import Lease
 from harness.pool.pool import Pool, host_devices
-from harness.pool.records import Facts
 from harness.pool.requirement import Requirement, candidates
-from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus, describe_wait
 from harness.pytest_plugin.items import PATH_FIXTURE, SESSION_FIXTURE, uses_device
 from harness.pytest_plugin.marker import MarkerError, read_marker
@@ -80,11 +73,16 @@ class LeaseManager:
 
     @functools.cached_property
     def pool(self) -> Pool:
-        """Open the pool of `--device` or `--pool`."""
+        """Open the pool of `--device` or `--pool`; a `--device` has to be there."""
         specs = parse_devices(self._settings)
-        check_known(specs)
-        pool = Pool.of(specs) if specs else Pool.open(self._settings.pool)
-        return self._stack.enter_context(pool)
+        if not specs:
+            return self._stack.enter_context(Pool.open(self._settings.pool))
+        with contextlib.ExitStack() as stack:
+            devices = stack.enter_context(host_devices())
+            there = [devices.resolve(spec) for spec in specs]
+            pool = stack.enter_context(Pool.of(there, devices=devices))
+            self._stack.push(stack.pop_all())
+        return pool
 
     def acquire(
         self,
@@ -199,40 +197,6 @@ def with_target(
         suitable = (name for name, one in emulated.items() if one is target.emulator)
         requirement = replace(requirement, type=next(suitable, None))
     return requirement
-
-
-def check_known(specs: Sequence[DeviceSpec]) -> None:
-    """Refuse devices that are neither connected nor were ever in a pool of this user.
-
-    A test would wait for them for ever. One that is unauthorized, offline, drained, leased or
-    absent for now is known.
-
-    Raises:
-        HarnessError: a device is unknown, and why it cannot be found.
-    """
-    previews = {spec: device_types()[spec.type].preview(spec) for spec in specs}
-    unsure = [spec for spec in specs if not previews[spec].exists]
-    if not unsure:
-        return
-    earlier = _answered_before(unsure)
-    with host_devices() as devices:
-        for spec in unsure:
-            if str(spec) not in earlier or previews[spec].exists is False:
-                # An adb server has a device that is lost or unauthorized.
-                with contextlib.suppress(DeviceNotReadyError, DeviceUnauthorizedError):
-                    devices.resolve(spec)
-
-
-def _answered_before(specs: Sequence[DeviceSpec]) -> set[str]:
-    """Return the devices that have answered a pool of this user before."""
-    with Pool.of(()) as pool:  # of no devices: nothing is looked for, and nothing written
-        keys = pool.ledger.keys_of([str(spec) for spec in specs])
-        rows = pool.ledger.rows(set(keys.values()))
-    return {
-        spec
-        for spec, key in keys.items()
-        if key in rows and (rows[key].facts != Facts() or rows[key].state is not MemberState.ABSENT)
-    }
 
 
 class WaitingNotice:

@@ -7,9 +7,8 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.pool.config import load_config
-from harness.pytest_plugin.leases import check_known, parse_devices
+from harness.pytest_plugin.leases import parse_devices
 from harness.pytest_plugin.options import PluginSettings
-from harness.pytest_plugin.terminal import end_session
 from harness.results.store import ResultsStore
 from harness.runtimes.bundles.bundle import pushed_files
 from harness.runtimes.registry import check_runtime
@@ -29,26 +28,10 @@ def check_options(config: pytest.Config, settings: PluginSettings) -> None:
         with _refusing("--pool: "):
             load_config(settings.pool)
     if config.option.qnnfarm_db and not hasattr(config, "workerinput"):
-        _check_db(settings)
+        with _refusing("--qnnfarm-db: "):
+            ResultsStore.check(config.option.qnnfarm_db)
     with _refusing(""):  # it names the option
         pushed_files(settings.push)
-
-
-def check_farm(config: pytest.Config, settings: PluginSettings) -> None:
-    """End the session where a device is unknown or the results store cannot be written."""
-    try:
-        if config.option.qnnfarm_device:
-            with _refusing("--device: "):
-                check_known(parse_devices(settings))
-        _check_db(settings)
-    except pytest.UsageError as error:
-        end_session(config, str(error))
-
-
-def _check_db(settings: PluginSettings) -> None:
-    if settings.db is not None:
-        with _refusing("--qnnfarm-db: "):
-            ResultsStore.check(settings.db)
 
 
 @contextmanager

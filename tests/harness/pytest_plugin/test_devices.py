@@ -160,3 +160,20 @@ def test_a_container_runs_and_what_it_measures_is_kept(
     assert "runner log of" in outcome.output
     assert any("rss_bytes,bytes," in path.read_text() for path in logs.values()), logs
     assert {"logcat", "dmesg"} <= set(logs)
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("nothere", "no adb device 'nothere'"),
+        ("virtual:nothere", "no virtual device 'nothere'"),
+    ],
+)
+def test_a_device_that_is_not_there_fails_the_tests_that_need_it_in_a_line(
+    farm: Farm, device: str, words: str
+) -> None:
+    text = "def test_before(): pass\ndef test_needs_it(device): pass\n"
+    done = farm(text, f"--device={device}", "-n0")
+    assert "1 passed, 1 error" in done.output, done.output
+    assert words in done.output
+    assert "Traceback" not in done.output

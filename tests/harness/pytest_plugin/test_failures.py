@@ -123,19 +123,6 @@ def test_a_failed_command_shows_the_code_of_the_test_alone(
     assert "beginning of main" not in outcome.output
 
 
-def test_a_device_in_a_fixture_of_a_wider_scope_is_explained_in_a_line(
-    farm: Farm, two_devices: tuple[str, str]
-) -> None:
-    for fixture in ("device", "container"):
-        text = (
-            "import pytest\n@pytest.fixture(scope='module')\n"
-            f"def wide({fixture}):\n    return {fixture}\ndef test_it(wide): pass\n"
-        )
-        outcome = farm(text, f"--device=virtual:{two_devices[0]}")
-        assert f"the fixture '{fixture}' belongs to one test" in outcome.output
-        assert "ScopeMismatch" not in outcome.output
-
-
 _TAKEN = """
 import threading
 import time
