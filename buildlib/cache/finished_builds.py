@@ -34,7 +34,6 @@ class FinishedBuild:
     Attributes:
         read: SHA-256 of the user's files.
         listed: names in the folders where files are looked for.
-        absent: paths where a file would have been read instead.
         made: SHA-256 of the files of its containers.
         entries: folders of the cache.
         answer: JSON values, for the caller.
@@ -42,7 +41,6 @@ class FinishedBuild:
 
     read: Mapping[str, str]
     listed: Mapping[str, list[str]]
-    absent: list[str]
     made: Mapping[str, str]
     entries: list[str]
     answer: list[Any]
@@ -56,7 +54,6 @@ class FinishedBuild:
         containers: Iterable[Path],
         entries: Iterable[Path],
         answer: list[Any],
-        absent: Iterable[Path] = (),
     ) -> Self:
         """Describe a build that has just ended."""
         products = [path for folder in containers for path in sorted(folder.rglob("*"))]
@@ -64,7 +61,6 @@ class FinishedBuild:
             return cls(
                 {str(path): memo.digest(path).sha256 for path in sorted(set(read))},
                 {str(folder): _names(folder) for folder in sorted(set(listed))},
-                sorted(set(map(str, absent))),
                 {str(path): memo.digest(path).sha256 for path in products if path.is_file()},
                 sorted(set(map(str, entries))),
                 answer,
@@ -76,8 +72,6 @@ class FinishedBuild:
         if not all(mark.is_file() for mark in marks):
             return False
         if any(_names(Path(folder)) != names for folder, names in self.listed.items()):
-            return False
-        if any(Path(path).exists() for path in self.absent):
             return False
         with HashMemo.at(root / MEMO_FILE) as memo:
             try:

@@ -17,7 +17,7 @@ from harness.cli.arguments import Json, KeepIn, read_text
 from harness.cli.completion import complete_targets
 from harness.cli.dialog_options import System, UseChat
 from harness.cli.progress import ModelBar, StageBar, describe_stage, stage_time
-from harness.console import Row, answers, print_json, print_remark, print_rows, print_text, progress
+from harness.console import Row, answers, print_json, print_remark, print_rows, progress
 from harness.errors import WrongUseError
 from harness.pipeline.defaults import recipe_text
 
@@ -84,22 +84,7 @@ def run(
 
     Example: qnnfarm pipeline run recipe.yaml --prompt "In the beginning"
     """
-    from harness.pipeline.finished_run import RecordedRun
-
-    record = None
-    if device is None:
-        place = None if out is None else str(out.absolute())
-        record = RecordedRun.of(
-            recipe, model, until=until, prompt=prompt, max_tokens=max_tokens, out=place, chat=chat,
-            system=system,
-        )  # fmt: skip
-    earlier = None if record is None else record.answer()
-    if earlier is not None:
-        _tell_again(earlier, json=json)
-        return
     pipe = _open(model, recipe)
-    events: list[StageEvent] = []
-    pipe.add_observer(events.append)
     pipe.check_metrics()  # before stages that take hours
     _construct(pipe, until)
     document = _document(pipe)
@@ -121,8 +106,6 @@ def run(
         print_json(document)
     elif folder is not None:
         _print_out(document)
-    if record is not None:
-        record.remember(pipe, events, document, folder)
 
 
 @app.command("compare")
@@ -332,28 +315,6 @@ def _document(pipe: "LLMPipeline") -> dict[str, Any]:
         "answer": None,
         "out": None,
     }
-
-
-def _tell_again(document: dict[str, Any], *, json: bool) -> None:
-    """Print the earlier answer of a run that has nothing to do."""
-    print_remark("nothing has changed since this ran")
-    for stage in document["stages"]:
-        stage |= {"seconds": 0.0, "reused": True, "peak_memory_bytes": _peak_memory()}
-    if json:
-        print_json(document)
-        return
-    _print_stages(document)
-    _print_metrics(document)
-    if document["answer"] is not None:
-        print_text(document["answer"]["text"])
-        print_remark(document["answer"]["where"])
-    _print_out(document)
-
-
-def _peak_memory() -> int:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _print_stages(document: "Mapping[str, Any]") -> None:

@@ -279,7 +279,7 @@ def refuse_other_windows(config: EvaluatorConfig, session: Session) -> None:
 def read_dataset(metric: MetricConfig, folders: tuple[Path, ...]) -> str:
     """Read the text of a metric from the first folder that has it."""
     key = "evaluator_config.metrics.dataset"
-    path, _ = metric.find_text(folders)
+    path = metric.find_text(folders)
     if path is None:
         places = " or ".join(map(str, dict.fromkeys(folders)))
         reason = f"there is no text file {metric.dataset} in {places}; nothing is downloaded"

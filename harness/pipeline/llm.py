@@ -417,7 +417,7 @@ class LLMPipeline:
         seconds = time.monotonic() - began
         reused = bool(records) and all(record.reused for record in records)
         folders = tuple(record.entry for record in records)
-        self._tell(StageFinished(name, *place, seconds, reused, folders, runner.watch.hashes))
+        self._tell(StageFinished(name, *place, seconds, reused, folders))
         entry = StageEntry(
             name=name,
             config=config.model_dump(mode="json"),

@@ -47,7 +47,6 @@ class StageFinished:
     Attributes:
         reused: whether all of it came from the cache.
         folders: its outputs in the cache.
-        files: SHA-256 of the user's files that it read.
     """
 
     stage: str
@@ -56,7 +55,6 @@ class StageFinished:
     seconds: float
     reused: bool
     folders: tuple[Path, ...]
-    files: Mapping[Path, str]
 
 
 @dataclass(frozen=True)

@@ -67,15 +67,10 @@ class MetricConfig(_Section):
         """The name in results."""
         return self.display_name or self.name
 
-    def find_text(self, folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
-        """Find the data set in the first folder that has it.
-
-        Returns:
-            its file, None if no folder has one, and the places that come before it.
-        """
-        places = [folder / self.dataset for folder in folders]
-        number = next((n for n, place in enumerate(places) if place.is_file()), None)
-        return (None, places) if number is None else (places[number], places[:number])
+    def find_text(self, folders: Sequence[Path]) -> Path | None:
+        """Return the file of the data set in the first folder that has it."""
+        places = (folder / self.dataset for folder in folders)
+        return next((place for place in places if place.is_file()), None)
 
 
 class EvaluatorConfig(_Section):

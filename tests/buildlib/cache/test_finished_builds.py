@@ -29,7 +29,6 @@ def root(tmp_path: Path) -> Path:
         containers=[tmp_path / "container"],
         entries=[entry],
         answer=[{"target": "SM8750"}],
-        absent=[tmp_path / "heldout.txt"],
     )
     remember_finished(tmp_path / "cache", REQUEST, finished)
     return tmp_path / "cache"
@@ -54,7 +53,6 @@ def test_it_is_found_and_its_entries_count_as_used(root: Path) -> None:
         lambda top: (top / "model" / "config.json").unlink(),
         lambda top: (top / "model" / "model.encodings").touch(),
         lambda top: (top / "model" / "text").mkdir() or (top / "model" / "text" / "c").touch(),
-        lambda top: (top / "heldout.txt").touch(),
         lambda top: (top / "container" / "a.bin").write_bytes(b"a" * 4999 + b"b"),
         lambda top: (top / "container" / "sub" / "b.bin").unlink(),
         lambda top: (top / "cache" / "m" / "package_0" / LAST_USED).unlink(),
@@ -63,8 +61,7 @@ def test_it_is_found_and_its_entries_count_as_used(root: Path) -> None:
         lambda top: [p.write_text('{"a": 1}') for p in (top / "cache" / FINISHED).iterdir()],
     ],
     ids=[
-        "read", "gone", "new", "new folder", "instead", "made", "lost", "entry", "torn", "list",
-        "alien",
+        "read", "gone", "new", "new folder", "made", "lost", "entry", "torn", "list", "alien",
     ],
 )  # fmt: skip
 def test_any_change_ends_it(root: Path, change: Callable[[Path], object]) -> None:

@@ -4,16 +4,12 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Any
-from unittest.mock import ANY
 
 import pytest
 import yaml
@@ -108,29 +104,6 @@ def test_a_killed_and_an_interrupted_run_go_on_to_the_same_bytes(
     assert reused["model_loader"]
     assert reused["quantization"]
     assert content(cut) == expected
-
-
-def test_an_unchanged_run_looks_at_files_alone(built: LLMPipeline, tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path / "run", built.manifest.recipe)
-    shutil.copytree(built.cache_root, recipe.parent / "cache", copy_function=os.link)
-    words = ("pipeline", "run", recipe, "--out", recipe.parent / "container")
-    first = json.loads(qnnfarm(*words, "--json").stdout)
-    expected = content(recipe)
-    command = [sys.executable, "-X", "importtime", "-m", "harness.cli", *map(str, words), "--json"]
-    again = subprocess.run(command, capture_output=True, text=True, check=True)
-    known = {"seconds": 0.0, "reused": True, "peak_memory_bytes": ANY}
-    assert json.loads(again.stdout) == first | {"stages": [s | known for s in first["stages"]]}
-    assert "nothing has changed" in again.stderr
-    imported = {line.rpartition("|")[2].strip() for line in again.stderr.splitlines()}
-    assert "harness.pipeline.finished_run" in imported
-    assert imported.isdisjoint({"onnx", "onnx_ir", "numpy", "buildlib.genai", "sqlalchemy"})
-    shown = qnnfarm(*words)
-    assert shown.returncode == 0
-    assert f"{recipe.parent / 'container'}: the output of genai_builder" in shown.stdout
-    (recipe.parent / "container/tokenizer.json").unlink()
-    (recipe.parent / "container/tokenizer.json").write_text("{}")
-    assert finish(recipe) == dict.fromkeys(STAGES, True)
-    assert content(recipe) == expected
 
 
 @pytest.mark.slow
