@@ -125,6 +125,7 @@ def test_a_second_demo_waits_for_nobody(tmp_path: Path, environment: dict[str, s
 
 
 @pytest.mark.needs("libatomic1")
+@pytest.mark.slow
 def test_an_interrupted_demo_kills_what_it_started(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

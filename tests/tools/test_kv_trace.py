@@ -69,6 +69,7 @@ def test_a_plain_dialog_keeps_each_token_it_was_fed(tiny_bundle: Path) -> None:
     assert all(one.is_sound for one in (first, *later))
 
 
+@pytest.mark.variant
 def test_a_draft_that_is_never_rejected_is_kept_rightly(
     checked_dialogs: dict[str, GenAIContainer], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,7 +83,7 @@ def test_a_draft_that_is_never_rejected_is_kept_rightly(
     assert WRONG not in told
 
 
-@pytest.mark.parametrize("kind", ["spd", "lade"])
+@pytest.mark.parametrize("kind", ["spd", pytest.param("lade", marks=pytest.mark.variant)])
 def test_rejected_rows_and_a_warm_up_are_kept_wrongly(
     kind: str, checked_dialogs: dict[str, GenAIContainer], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,7 @@ def test_what_tab_offers(qnnfarm: Run, line: str, offered: list[str]) -> None:
     assert not done.stderr
 
 
+@pytest.mark.variant
 @pytest.mark.needs("bash")
 def test_bash_completes_devices_and_containers(virtual_device: Device, tmp_path: Path) -> None:
     (tmp_path / "built" / "SM8750").mkdir(parents=True)

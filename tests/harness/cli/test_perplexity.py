@@ -130,6 +130,7 @@ def test_a_speculating_container_is_scored_as_its_target(
     assert len(set(answers.values())) == 1, answers
 
 
+@pytest.mark.variant
 def test_the_draft_model_has_a_perplexity_of_its_own(
     qnnfarm: Run, virtual_device: Device, speculating: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ def test_container_that_is_there_is_replaced_only_if_asked(lab: LabBuilds, tmp_p
         lab.submit(build_of(model_in(tmp_path), tmp_path / "tiny"), overwrite=False)
 
 
+@pytest.mark.variant
 def test_failed_build_is_told_with_its_host_and_reason(
     lab: LabBuilds, start: Start, tmp_path: Path
 ) -> None:

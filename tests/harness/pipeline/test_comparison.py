@@ -13,6 +13,7 @@ from harness.results.store import ResultsStore, RunFilter
 from tests.harness.pipeline.conftest import MakeRecipe
 
 
+@pytest.mark.variant
 def test_stages_and_device_stand_side_by_side(
     built: LLMPipeline,
     virtual_device: Device,

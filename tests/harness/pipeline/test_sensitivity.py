@@ -9,9 +9,8 @@ from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.sensitivity import rank_pipeline
 from tests.harness.pipeline.conftest import MakeRecipe
 
-pytestmark = pytest.mark.first
 
-
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_layers_are_ranked_by_their_cost(
     make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]

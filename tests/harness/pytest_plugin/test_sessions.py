@@ -85,6 +85,7 @@ def test_measures(session, recording, record_measurement):
 """
 
 
+@pytest.mark.variant
 def test_workers_of_xdist_share_the_pool(
     farm: Farm, two_devices: tuple[str, str], small_bundle: Path, pytester: pytest.Pytester
 ) -> None:

@@ -92,12 +92,6 @@ def test_a_night_builds_runs_reports_and_is_over(lab: Lab) -> None:
         (run,) = store.list_runs()
     assert run.container.sha256 == container["sha256"]
 
-    code, out, err = lab.run("--again")
-    assert code == 0, err
-    assert out.startswith(f"night {night['name']}.2: ran: no verdict on any of ")
-    assert out.splitlines()[0].endswith(" series yet, 1 cell done")
-    assert "build head" not in err, "nothing has changed"
-
 
 def test_an_error_is_notified_once_and_printed_each_time(lab: Lab, tiny_bundle: Path) -> None:
     lab.plan(

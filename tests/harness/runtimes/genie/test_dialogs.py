@@ -278,6 +278,7 @@ def table_of(container: GenAIContainer) -> tuple[np.ndarray, np.ndarray, float, 
     return table, (table.astype(np.float64) + offset) * scale, scale, offset
 
 
+@pytest.mark.variant
 def test_embeddings_answer_as_their_tokens_do(session: Session, tmp_path: Path) -> None:
     expected = Generate.of(prompt=TEXT, max_tokens=8).run(session).output.text
     table, floats, *_ = table_of(session.container)
