@@ -5,6 +5,8 @@ import pytest
 from harness.devices.spec import DeviceSpec
 from harness.errors import WrongUseError
 
+needs_virtual = pytest.mark.needs("plugins.virtual_android")
+
 
 @pytest.mark.parametrize(
     ("text", "kind", "serial", "host"),
@@ -15,7 +17,7 @@ from harness.errors import WrongUseError
         ("android:R5CT10@lab-3", "android", "R5CT10", "lab-3"),
         ("android:[::1]:5555@me@lab-3", "android", "[::1]:5555", "me@lab-3"),
         ("linux:me@rb5.local", "linux", "me", "me@rb5.local"),
-        ("virtual:alpha", "virtual", "alpha", None),
+        pytest.param("virtual:alpha", "virtual", "alpha", None, marks=needs_virtual),
         ("local", "local", "", None),
     ],
 )
@@ -36,5 +38,5 @@ def test_identifiers_like_options_or_commands_are_refused(text: str) -> None:
 
 
 def test_an_unknown_type_is_named() -> None:
-    with pytest.raises(WrongUseError, match="the type is one of android, linux, local, virtual"):
+    with pytest.raises(WrongUseError, match="the type is one of android, linux, local"):
         DeviceSpec("ios", "x")
