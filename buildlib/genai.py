@@ -14,6 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar, cast
 
+from buildlib.builder.additions import additions_of
 from buildlib.builder.build import Build, Sources
 from buildlib.builder.build_options import (
     COMPILATION,
@@ -24,7 +25,7 @@ from buildlib.builder.build_options import (
     by_dotted_keys,
 )
 from buildlib.builder.genie_check import require_agreement
-from buildlib.builder.plan import Additions, BuildPlan
+from buildlib.builder.plan import BuildPlan
 from buildlib.builder.runner import OnStage
 from buildlib.builder.scheduler import default_workers
 from buildlib.builder.sources import (
@@ -373,7 +374,7 @@ class GenAIBuilderHTP:
         plan = BuildPlan(
             options,
             options.compile_config(target),
-            Additions.of(options, target, self._toolchain),
+            additions_of(options, target, self._toolchain),
             {arn: child.graph_options for arn, child in self._attached.items()},
             {
                 arn: child.options(options).mha2sha

@@ -8,6 +8,15 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 
+import onnx_ir as ir
+
+from buildlib.builder.additions import (
+    HostTable,
+    Making,
+    PreparedModel,
+    Speculating,
+    draft_binary,
+)
 from buildlib.builder.model_folder import check_loss, load_factors
 from buildlib.builder.model_place import hub_origin
 from buildlib.builder.options import SplitModelConfig
@@ -15,20 +24,17 @@ from buildlib.builder.parts import GENIE, Part
 from buildlib.builder.plan import BuildPlan, compile_cost, quantized_bytes
 from buildlib.builder.runner import OnStage, StageRecord, StageRunner
 from buildlib.builder.sources import CheckpointSource, ModelSource, OnnxSource
-from buildlib.builder.stage import CachedStage
 from buildlib.builder.stage_graph import Load, StageGraph, StageNode, UnmadeError
-from buildlib.builder.stages.add_forecast import AddForecast
-from buildlib.builder.stages.add_lora import BEYOND_FILE, AddLora
+from buildlib.builder.stages.add_lora import BEYOND_FILE
 from buildlib.builder.stages.arcl import ConvertShape
 from buildlib.builder.stages.author import AuthorModel
 from buildlib.builder.stages.compile_part import CompilePart
 from buildlib.builder.stages.complete_encodings import CompleteEncodings
 from buildlib.builder.stages.convert import Convert
-from buildlib.builder.stages.extract_embedding import ExtractEmbedding
 from buildlib.builder.stages.import_onnx import ImportOnnx
 from buildlib.builder.stages.optimize_weights import OptimizeWeights
-from buildlib.builder.stages.package import CONTAINER, Package, PreparedModel, compose
-from buildlib.builder.stages.prepare_draft import GiveHiddenStates, PrepareDraft
+from buildlib.builder.stages.package import CONTAINER, Package, compose
+from buildlib.builder.stages.prepare_draft import PrepareDraft
 from buildlib.builder.stages.quantize_weights import QuantizeWeights
 from buildlib.builder.stages.transform import MULTI_HEAD, Transform
 from buildlib.cache.file_hashes import MEMO_FILE, hash_files
@@ -44,8 +50,6 @@ from buildlib.graph.decoder import build_decoder
 from buildlib.graph.files import external_tensors, load_model
 from buildlib.graph.interface import require_shape
 from buildlib.graph.shape import GraphShape
-from buildlib.lora.adapters import check_adapters
-from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.passes.balance import (
     EMULATED_PART_BYTES,
     MAX_PART_BYTES,
@@ -59,7 +63,7 @@ from buildlib.quantize.grids import check_shared_caches
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.summary import ignored_options
 from buildlib.quantize.techniques.scaling import check_shared_factors
-from buildlib.speculative.config import DRAFT_FOLDER, EagletBuilderConfig, SsdBuilderConfig
+from buildlib.speculative.config import EagletBuilderConfig
 from buildlib.toolchains.base import Toolchain, compile_memory_bytes
 
 _LEAST_S, _EMULATOR_S, _PHONE_S, _TECHNIQUE_S = 8.0, 0.34e-6, 0.15e-6, 0.16e-6
@@ -151,14 +155,9 @@ class Build:
         with self._graph(on_stage) as graph:
             outputs = self._add_container(graph, *self._run_models(graph))
             graph.run(last=True)
-            additions = self.plan.additions
-            others = (
-                additions.lora
-                or additions.speculative
-                or additions.op_packages
-                or self.sources.by_ar
-            )
-            if not others:
+            if all(isinstance(one, HostTable) for one in self.plan.additions) and not (
+                self.sources.by_ar
+            ):
                 hashes = graph.runner.watch.hashes
                 self.inputs = frozenset((*hashes, *self.sources.main.text_files()))
             return outputs
@@ -185,21 +184,11 @@ class Build:
 
     def files(self) -> frozenset[Path]:
         """Return the user's files that a run reads."""
-        sources, additions = self.sources.distinct(), self.plan.additions
+        sources = self.sources.distinct()
         files = {path for source in sources for path in source.inputs().values()}
         files.update(path for source in sources for path in source.text_files())
         files.update(s.config_file for s in sources if isinstance(s, OnnxSource))
-        if additions.lora is not None:
-            files.update(LoraSet.load(additions.lora.lora_config_path).files().values())
-            files.add(additions.lora.lora_config_path)
-        if additions.speculative is not None:
-            files.update(path for _, path in additions.speculative if isinstance(path, Path))
-        if isinstance(additions.speculative, EagletBuilderConfig):
-            draft = load_model(additions.speculative.draft_model_path)
-            files.update(Path(tensor.path) for tensor in external_tensors(draft))
-        for package in additions.op_packages:
-            files.update(package.files().values())
-        files.update(Path(package.library) for package in additions.host_packages)
+        files.update(path for one in self.plan.additions for path in one.files())
         folders = [path for path in files if path.is_dir()]  # of a container that drafts
         files.update(path for folder in folders for path in folder.rglob("*"))
         return frozenset(plain_path(path) for path in files if path.is_file())
@@ -251,11 +240,9 @@ class Build:
     def _run_models(self, graph: StageGraph) -> "tuple[BuildPlan, dict[ModelSource, BuiltModel]]":
         """Make the canonical model of every source, and give the plan its shapes."""
         plan, watch = self.plan, graph.runner.watch
-        if plan.additions.lora is not None:
-            for source in self.sources.distinct():
-                if isinstance(source, CheckpointSource):
-                    decoder = build_decoder(Checkpoint.load(source.folder), GraphShape(1, 2))
-                    check_adapters(plan.additions.lora, decoder)
+        for source in self.sources.distinct() if plan.additions else ():
+            if isinstance(source, CheckpointSource):
+                self._check_model(build_decoder(Checkpoint.load(source.folder), GraphShape(1, 2)))
         inputs = {source: watch.hash(source.inputs()) for source in self.sources.distinct()}
         canonical: dict[ModelSource, tuple[CacheEntry, ...]] = {}
         for source, files in inputs.items():  # the main one first, whose caches all others share
@@ -290,12 +277,10 @@ class Build:
         Args:
             sharing: the last version of the main model, if this is an attached one.
         """
-        additions, quantization = self.plan.additions, self._quantization(source)
-        contract = self.plan.contract
+        quantization, contract = self._quantization(source), self.plan.contract
         if contract.kv_bitwidth is not None and quantization.kv_bitwidth is None:
             quantization = quantization.model_copy(update={"kv_bitwidth": contract.kv_bitwidth})
-        alone = additions.lora is None and additions.embedding is None
-        if not alone or additions.speculative is not None or contract != GENIE:
+        if any(one.reads_stream for one in self.plan.additions) or contract != GENIE:
             quantization = quantization.model_copy(update={"spreading": False})
         main = self.sources.main
         if sharing is not None and isinstance(main, OnnxSource) and main.encodings is not None:
@@ -306,10 +291,9 @@ class Build:
             case OnnxSource(canonical=CacheEntry() as made):
                 return (made,)
             case OnnxSource():
-                lora = additions.lora  # checked before minutes of calibration
-                check = None if lora is None else partial(_check_adapters, lora)
-                stage = ImportOnnx(source, files, shape, additions.operations)
-                versions = [graph.add(stage, source, check=check)]
+                stage = ImportOnnx(source, files, shape, self.plan.operations.names)
+                # before minutes of calibration
+                versions = [graph.add(stage, source, check=self._check_import)]
             case CheckpointSource() if shape is None:
                 key = self.plan.skip_key
                 raise InvalidOptionError(key, "a checkpoint has no AR and CL to keep", ())
@@ -329,35 +313,26 @@ class Build:
         canonical: tuple[CacheEntry, ...],
         files: Mapping[str, str],
     ) -> "BuiltModel":
-        """Add adapters, and take the embedding table out, as the plan says."""
-        additions, watch, versions = self.plan.additions, graph.runner.watch, list(canonical)
-
-        def add(stage: CachedStage) -> CacheEntry:
-            versions.append(graph.add(stage, source))
-            return versions[-1]
-
-        lora, forecast, spoken, table = None, None, None, None
-        if additions.lora is not None:
-            adapters = LoraSet.load(additions.lora.lora_config_path)
-            hashes = watch.hash(adapters.files())
-            text, quantization = source.calibration_text, self.plan.options.quantization
-            lora = add(AddLora(versions[-1], additions.lora, adapters, hashes, text, quantization))
-        if isinstance(additions.speculative, SsdBuilderConfig):
-            path = additions.speculative.ssd_tensor_file
-            hashes = watch.hash({path.name: path})
-            forecast = add(AddForecast(versions[-1], additions.speculative, hashes))
-        if isinstance(additions.speculative, EagletBuilderConfig):
-            spoken = add(GiveHiddenStates(versions[-1]))
-        if additions.embedding is not None:
-            table = add(ExtractEmbedding(versions[-1], additions.embedding))
-        prepared = PreparedModel(
-            model=versions[-1].folder,
-            lora=_folder(lora),
-            table=_folder(table),
-            forecast=_folder(forecast),
-            draft=() if spoken is None else (f"{DRAFT_FOLDER}/{self._draft_binary}",),
+        """Add to a canonical model what the plan says."""
+        making = Making(
+            name=self.name,
+            calibration_text=source.calibration_text,
+            quantization=self._quantization(source),
+            declare=lambda stage: graph.add(stage, source),
+            hash_files=graph.runner.watch.hash,
+            versions=list(canonical),
         )
-        return BuiltModel(tuple(versions), prepared, files, spoken)
+        for addition in self.plan.additions:
+            addition.stages(making)
+        prepared = PreparedModel(making.last.folder, **making.prepared)
+        return BuiltModel(tuple(making.versions), prepared, files)
+
+    def _check_import(self, folder: Path) -> None:
+        self._check_model(load_model(folder / MODEL_FILE))
+
+    def _check_model(self, model: ir.Model) -> None:
+        for addition in self.plan.additions:
+            addition.check_model(model)
 
     def _add_container(
         self, graph: StageGraph, plan: BuildPlan, models: "Mapping[ModelSource, BuiltModel]"
@@ -369,7 +344,7 @@ class Build:
         names = {part: part.binary_name(self.name) for part in parts}
         composition = compose(plan, main.prepared, list(names.values()))
         extras = {name: file.path for name, file in composition.extras.items()}
-        for package in plan.additions.op_packages:
+        for package in plan.operations.packages:
             extras |= package.files()
         hashes = hash_files(extras.values(), self.cache_root / MEMO_FILE)
         sources = {shape: self.sources[shape] for shape in plan.shapes}
@@ -377,7 +352,7 @@ class Build:
         artifacts = self._add_binaries(graph, plan, sources, entries, names, options)
         draft = self._add_draft(graph, plan, main)
         if draft is not None:
-            path = draft.folder / self._draft_binary
+            path = draft.folder / draft_binary(self.name)
             composition = composition.with_binaries(dict.fromkeys(main.prepared.draft, path))
         binaries = tuple(entry.folder / names[part] for part, entry in artifacts.compiled.items())
         container = graph.add(
@@ -438,7 +413,7 @@ class Build:
             splits[shape] = graph.add(transform, sources[shape])
         packages = {
             one: graph.runner.watch.hash({one.provider: one.library})[one.provider]
-            for one in plan.additions.host_packages
+            for one in plan.operations.host
         }
         adapted, positions = dict(splits), plan.context_lengths[-1] + plan.ars[-1]
         for shape, entry in splits.items():
@@ -468,22 +443,20 @@ class Build:
         self, graph: StageGraph, plan: BuildPlan, main: "BuiltModel"
     ) -> CacheEntry | None:
         """Build the context binary of a draft head, at the shapes of the model."""
-        how = plan.additions.speculative
-        if not isinstance(how, EagletBuilderConfig) or main.spoken is None:
+        spoken = main.prepared.spoken
+        heads = (one.config for one in plan.additions if isinstance(one, Speculating))
+        how = next(heads, None)
+        if not isinstance(how, EagletBuilderConfig) or spoken is None:
             return None
         path, source = how.draft_model_path, self.sources.main
         files = {Path(tensor.path) for tensor in external_tensors(load_model(path))} | {path}
         hashes = graph.runner.watch.hash({file.name: file for file in sorted(files)})
         text, quantization = source.calibration_text, plan.options.quantization
-        draft = graph.add(PrepareDraft(path, hashes, main.spoken, main.entry, text, quantization))
+        draft = graph.add(PrepareDraft(path, hashes, spoken, main.entry, text, quantization))
         sources, models = dict.fromkeys(plan.shapes, source), dict.fromkeys(plan.shapes, draft)
         part = Part(1, 1)
-        names, whole = {part: self._draft_binary}, SplitModelConfig()
+        names, whole = {part: draft_binary(self.name)}, SplitModelConfig()
         return self._add_binaries(graph, plan, sources, models, names, whole).compiled[part]
-
-    @property
-    def _draft_binary(self) -> str:
-        return f"{self.name}_draft.bin"
 
     def _own_shapes(
         self, canonical: Mapping[ModelSource, tuple[CacheEntry, ...]]
@@ -541,13 +514,11 @@ class BuiltModel:
     Attributes:
         versions: as `BuildOutputs` has them.
         inputs: hashes of the files it came from.
-        spoken: with hidden states as an output, and the embedding still in the graph.
     """
 
     versions: tuple[CacheEntry, ...]
     prepared: PreparedModel
     inputs: Mapping[str, str]
-    spoken: CacheEntry | None = None
 
     @property
     def entry(self) -> CacheEntry:
@@ -600,10 +571,6 @@ class BuiltParts:
         return Load(memory, compile_cost(onnx))
 
 
-def _folder(entry: CacheEntry | None) -> Path | None:
-    return None if entry is None else entry.folder
-
-
 def _one_shape_each(sources: Mapping[GraphShape, ModelSource]) -> tuple[GraphShape, ...]:
     """Return one shape of each source: all shapes of a source share its weights."""
     return tuple({sources[shape]: shape for shape in reversed(list(sources))}.values())
@@ -615,10 +582,6 @@ def _count_parts(model: CacheEntry, plan: BuildPlan) -> int:
     if plan.target.emulator:
         return choose_emulated_splits(weights, apart)
     return choose_splits(weights, MAX_PART_BYTES, apart)
-
-
-def _check_adapters(config: LoraBuilderInputConfig, model: Path) -> None:
-    check_adapters(config, load_model(model / MODEL_FILE))
 
 
 def _warn_of_ranges(lora: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from buildlib.builder.additions import Addition, HostTable, LoraAdapters, OwnOperations
 from buildlib.builder.build_options import BuildOptions
 from buildlib.builder.options import (
     ARnContextLengthConfig,
@@ -13,93 +14,15 @@ from buildlib.builder.options import (
     SplitModelConfig,
 )
 from buildlib.builder.parts import GENIE, GraphContract, Part
-from buildlib.container.op_packages import (
-    OpPackage,
-    added_operations,
-    host_libraries,
-    registrations,
-    select_packages,
-)
-from buildlib.embedding.config import EmbedDatatype
 from buildlib.errors import InvalidOptionError
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
-from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
-from buildlib.lora.peft import read_adapter
 from buildlib.passes.balance import HEAD_COST, TABLE_COST, check_part_count
-from buildlib.paths import user_path
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.grids import head_weights
 from buildlib.quantize.options import QuantizationOptions, check_arguments
-from buildlib.speculative.config import (
-    EagletBuilderConfig,
-    SpeculativeConfig,
-    SsdBuilderConfig,
-    check_speculation,
-)
 from buildlib.targets import Target
-from buildlib.toolchains.base import OpPackageLibrary, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
-
-
-@dataclass(frozen=True)
-class Additions:
-    """Additions to the plain model.
-
-    Attributes:
-        lora: adapters, as inputs of the graphs.
-        embedding: type of the embedding table that the host looks tokens up in; None leaves the
-            lookup in the graph.
-        speculative: kind of speculative decoding.
-        op_packages: libraries with operations of the user's, those of the target alone.
-        host_packages: those of this host, for the compiler.
-        operations: that they add, as `my.package::Scale`.
-    """
-
-    lora: LoraBuilderInputConfig | None = None
-    embedding: EmbedDatatype | None = None
-    speculative: SpeculativeConfig | None = None
-    op_packages: tuple[OpPackage, ...] = ()
-    host_packages: tuple[OpPackageLibrary, ...] = ()
-    operations: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, options: BuildOptions, target: Target, toolchain: Toolchain) -> "Additions":
-        """Return what options add to the model, with files that are there."""
-        lora, speculative = options.lora_config, options.speculative_config
-        on_host = options.prepare_embedding_lut or isinstance(speculative, EagletBuilderConfig)
-        if "embedding_datatype" in options.model_fields_set and not on_host:
-            reason = "it is of the table that prepare_embedding_lut leaves to the host; set both"
-            raise InvalidOptionError("embedding_datatype", reason, ())
-        if on_host and options.split_model.split_embedding:
-            reason = "prepare_embedding_lut leaves no embedding in the graphs to split off"
-            raise InvalidOptionError("split_model.split_embedding", reason, ())
-        host = host_libraries(options.op_packages)
-        return cls(
-            None if lora is None else _with_adapters(lora),
-            options.embedding_datatype if on_host else None,
-            speculative,
-            select_packages(options.op_packages, target),
-            host,
-            added_operations(host, toolchain),
-        )
-
-    def as_options(self) -> dict[str, OptionValue]:
-        """Return the options that are set, under dotted keys."""
-        options: dict[str, OptionValue] = {}
-        if self.embedding is not None:
-            options["embedding.embed_datatype"] = self.embedding
-        for name, config in (("lora_config", self.lora), ("speculative_config", self.speculative)):
-            if config is not None:
-                options[name] = type(config).__name__
-                options |= {
-                    f"{name}.{key}": tuple(value) if isinstance(value, list) else value
-                    for key, value in config.model_dump(mode="json").items()
-                }
-        if self.op_packages:
-            packages = [package.in_container() for package in self.op_packages]
-            options["op_packages"] = tuple(map(str, registrations(packages)))
-        return options
 
 
 @dataclass(frozen=True)
@@ -109,7 +32,7 @@ class BuildPlan:
     Attributes:
         options: as the user set them; adapters set parts apart.
         compilation: with all that the target decides.
-        additions: adapters, tables, speculation.
+        additions: to the plain model, in the order of their stages.
         graph_options: `graphs.*` of single ARs.
         mha2sha, quantization: of single ARs, in place of that in `options`.
         shapes: graphs to make, by context length and then from decode to prefill; none when the
@@ -119,7 +42,7 @@ class BuildPlan:
 
     options: BuildOptions
     compilation: CompileConfig
-    additions: Additions = Additions()
+    additions: tuple[Addition, ...] = ()
     graph_options: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
     mha2sha: Mapping[int, MhaConfig] = field(default_factory=dict)
     quantization: Mapping[int, QuantizationOptions] = field(default_factory=dict)
@@ -133,19 +56,28 @@ class BuildPlan:
             n_layers: of the model, if its configuration tells.
             spread: whether the hidden states of the model were rotated or split before.
         """
-        options, additions = _split_off_ends(self.options, self.additions), self.additions
+        on_host = any(isinstance(one, HostTable) for one in self.additions)
+        options = self.options
+        if any(isinstance(one, LoraAdapters) for one in self.additions):
+            options = _split_off_ends(options, on_host=on_host)
         shapes = () if self.keeps_shape else graph_shapes(options.arn_cl_options, self.contract)
         for each in (options.quantization, *self.quantization.values()):
             Bitwidths.from_options(each)
             check_arguments(each)
         if spread or "spinquant" in options.quantization.weight_techniques:
-            _check_trained(additions)
+            for one in self.additions:
+                _check_trained(one)
         _check_splits(options.split_model, n_layers)
         ars = {shape.ar for shape in shapes}
-        if additions.speculative is not None and ars:
-            on_host = additions.embedding is not None
-            check_speculation(additions.speculative, sorted(ars), on_host=on_host)
+        for one in self.additions if ars else ():
+            one.check(sorted(ars), on_host=on_host)
         return replace(self, options=options, shapes=shapes)
+
+    @property
+    def operations(self) -> OwnOperations:
+        """Operations of the user's own."""
+        own = (one for one in self.additions if isinstance(one, OwnOperations))
+        return next(own, OwnOperations())
 
     @property
     def target(self) -> Target:
@@ -208,7 +140,7 @@ class BuildPlan:
             **self.options.used_options(),
             **self.compilation.as_options(),
             **own,
-            **self.additions.as_options(),
+            **{key: value for one in self.additions for key, value in one.as_options().items()},
             **({"skip_ar_conversion": True} if self.options.skip_ar_conversion else {}),
             **({"contract": self.contract.name} if self.contract != GENIE else {}),
         }
@@ -264,38 +196,18 @@ def _sorted(key: str, numbers: Sequence[int]) -> list[int]:
     return sorted(numbers)
 
 
-def _split_off_ends(options: BuildOptions, additions: Additions) -> BuildOptions:
-    """Make embedding and head parts of their own where there are adapters, as documented."""
-    if additions.lora is None:
-        return options
-    apart = {"split_embedding": additions.embedding is None, "split_lm_head": True}
+def _split_off_ends(options: BuildOptions, *, on_host: bool) -> BuildOptions:
+    """Make embedding and head parts of their own, as documented of adapters."""
+    apart = {"split_embedding": not on_host, "split_lm_head": True}
     return options.model_copy(update={"split_model": options.split_model.model_copy(update=apart)})
 
 
-def _with_adapters(given: LoraBuilderInputConfig) -> LoraBuilderInputConfig:
-    """Check the fields that the documented constructor does not, and that adapters are named."""
-    path = user_path(given.lora_config_path)
-    config = LoraBuilderInputConfig.create(**(dict(given) | {"lora_config_path": path}))
-    if not config.create_lora_graph:
-        reason = "graphs that bring their own branches are not built here; set it to True"
-        raise InvalidOptionError("lora_config.create_lora_graph", reason, ())
-    for adapter in LoraSet.load(config.lora_config_path).adapters:
-        for module in read_adapter(adapter.path).modules.values():
-            module.matrices()
-    return config
-
-
-def _check_trained(additions: Additions) -> None:
-    """Refuse adapters and drafts that were trained on hidden states that the model has no more."""
-    for name, is_used in (
-        ("adapters", additions.lora is not None),
-        ("forecast tokens", isinstance(additions.speculative, SsdBuilderConfig)),
-        ("draft heads", isinstance(additions.speculative, EagletBuilderConfig)),
-    ):
-        if is_used:
-            reason = f"{name} were trained on hidden states that are rotated or split here"
-            remedy = "build from the checkpoint, without spinquant"
-            raise InvalidOptionError("quantization.techniques", f"{reason}: {remedy}", ())
+def _check_trained(addition: Addition) -> None:
+    """Refuse what was trained on hidden states that the model has no more."""
+    if addition.trained:
+        reason = f"{addition.trained} were trained on hidden states that are rotated or split here"
+        remedy = "build from the checkpoint, without spinquant"
+        raise InvalidOptionError("quantization.techniques", f"{reason}: {remedy}", ())
 
 
 def _check_splits(options: SplitModelConfig, n_layers: int | None) -> None:

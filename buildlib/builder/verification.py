@@ -94,7 +94,7 @@ def verify_build(
     options = options or VerifyOptions(soc_model=target.soc.soc_model)
     with tempfile.TemporaryDirectory(prefix="qnnfarm-verify-") as scratch:
         binaries: tuple[Path, ...] | None = None
-        packages = build.plan.additions.host_packages
+        packages = build.plan.operations.host
         if emulator:
             binaries = (
                 outputs.binaries

@@ -16,10 +16,11 @@ from pydantic import (
     model_validator,
 )
 
+from buildlib.builder.additions import additions_of
 from buildlib.builder.build_options import COMPILATION, TRANSFORMATION, BuildOptions
 from buildlib.builder.calibration_text import read_text
 from buildlib.builder.model_folder import check_loss
-from buildlib.builder.plan import Additions, BuildPlan
+from buildlib.builder.plan import BuildPlan
 from buildlib.builder.sources import CheckpointSource, OnnxSource, find_source
 from buildlib.builder.stages.author import AuthorModel
 from buildlib.builder.stages.complete_encodings import CompleteEncodings
@@ -436,7 +437,7 @@ class GenAIBuilder(Stage[ModelInput, GenAIBuilderConfig, GenAIBuilderOutput]):
             raise ConfigFileError("recipe", None, "soc_details", reason)
         options = _builder_options(config, settings, folder)
         target, toolchain = parse_target(settings.soc_details), settings.open_toolchain(folder)
-        additions = Additions.of(options, target, toolchain)
+        additions = additions_of(options, target, toolchain)
         plan = BuildPlan(options, options.compile_config(target), additions).checked()
         for one in plan.compile_configs():
             toolchain.check(one)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.additions import HostTable
 from buildlib.builder.build_options import BuildOptions, known_options
 from buildlib.builder_options import apply_options, flatten_options
 from buildlib.errors import InvalidOptionError
@@ -65,7 +66,7 @@ def test_attributes_stages_and_attached_builders(
     apply_options(builder, flatten_options(options, tmp_path))
     plan = builder.plan()
     assert plan.plan.ars == (1, 16)
-    assert plan.plan.additions.embedding == "uint8"
+    assert plan.plan.additions == (HostTable("uint8"),)
     assert plan.plan.graph_options == {1: {"graphs.dlbc": 1}}
     assert plan.sources.names == {1: "fast"}
     assert builder.max_workers == 2

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from buildlib.builder.additions import Speculating
 from buildlib.builder.build import Build
 from buildlib.builder.build_options import known_options, no_effects
 from buildlib.builder.stages.package import Package
@@ -191,11 +192,12 @@ def outcome(plan: Plan, given: Given, target: str, dialog: PlainDialog) -> dict[
     try:
         build = plan(given, target)
         nodes = build.stages()
-        how = build.plan.additions.speculative
         speculation = None
-        if how is not None:
-            drafts = ("draft.bin",) if isinstance(how, EagletBuilderConfig) else ()
-            speculation = speculate(dialog, how, build.plan.ars, drafts).genie_config.to_json()
+        for one in build.plan.additions:
+            if isinstance(one, Speculating):
+                drafts = ("draft.bin",) if isinstance(one.config, EagletBuilderConfig) else ()
+                how = speculate(dialog, one.config, build.plan.ars, drafts)
+                speculation = how.genie_config.to_json()
     except BuildError as error:
         return str(error)
     made: dict[str, object] = {

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildlib.builder.additions import Composition, DialogFacts, PreparedModel
 from buildlib.builder.model_folder import load_factors, load_loss
 from buildlib.builder.plan import BuildPlan
 from buildlib.builder.stage import CachedStage
-from buildlib.builder.stages.add_lora import BEYOND_FILE, LORA_FILE
-from buildlib.builder.stages.extract_embedding import EMBEDDING_FILE
+from buildlib.builder.stages.add_lora import BEYOND_FILE
 from buildlib.cache.key import combined_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import NO_BOS, DecoderConfig, load_config
@@ -20,7 +20,6 @@ from buildlib.checkpoint.rotary import DynamicRopeScaling, LinearRopeScaling, Ll
 from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_decoding import GREEDY, Sampler, TokenPenalty
-from buildlib.container.genie_engine import Lora
 from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import (
@@ -29,58 +28,20 @@ from buildlib.container.manifest import (
     RESCALED,
     GraphsRecord,
     ModelRecord,
-    PartKind,
     SpeculationRecord,
     plain_name,
 )
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
-from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.errors import ModelWarning, ToolchainError
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.rope import frequency_divisors
-from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.quantize.summary import describe_factors, summarize_quantization
 from buildlib.quantize.techniques.spreading import describe_spreading
 from buildlib.speculative.agreement import SPECULATIVE, check_on_emulator
-from buildlib.speculative.config import PREFIX_FOLDER, EagletBuilderConfig, PlainDialog, speculate
-from buildlib.speculative.draft_model import DraftHead
-from buildlib.speculative.forecast import CACHE_FILE
 from buildlib.targets import Target
 
 CONTAINER = "container"
 """Folder in that of the stage with the container."""
-
-
-@dataclass(frozen=True)
-class PreparedModel:
-    """The model of all shapes, and the files beside it in the container.
-
-    Attributes:
-        model: folder with `model.onnx`, `model.encodings`, `config.json`, `tokenizer.json`.
-        lora: folder with adapters.
-        table: folder with an embedding table.
-        forecast: folder with the prefix of forecast tokens.
-        draft: names in the container of a draft head's binaries.
-    """
-
-    model: Path
-    lora: Path | None = None
-    table: Path | None = None
-    forecast: Path | None = None
-    draft: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Composition:
-    """Genie configuration, and the files beyond binaries and tokenizer that it names."""
-
-    genie_config: GenieConfig
-    extras: Mapping[str, ContainerFile]
-
-    def with_binaries(self, binaries: Mapping[str, Path]) -> "Composition":
-        """Return a copy with further context binaries by their names."""
-        more = {name: ContainerFile(path, "binary") for name, path in binaries.items()}
-        return Composition(self.genie_config, {**self.extras, **more})
 
 
 @dataclass(frozen=True)
@@ -179,7 +140,7 @@ class Package(CachedStage):
             toolchain=self.toolchain_versions,
             options={**plan.as_options(), "split_model.num_splits": len(self.binaries)},
             extras=extras,
-            op_packages=plan.additions.op_packages,
+            op_packages=plan.operations.packages,
             contract=plan.contract.name,
             loss=load_loss(prepared.model),
         )
@@ -209,34 +170,10 @@ def compose(plan: BuildPlan, prepared: PreparedModel, ctx_bins: Sequence[str]) -
     length = plan.context_lengths[-1]
     config = genie_config(decoder, length, ctx_bins, plan.target)
     config = config.with_dialog(sampler=proposed_sampler(load_generation(prepared.model), length))
-    extras: dict[str, ContainerFile] = {}
-    if prepared.lora is not None:
-        config = config.with_lora(
-            Lora.model_validate_json((prepared.lora / LORA_FILE).read_text("utf-8"))
-        )
-        extras |= {
-            path.relative_to(prepared.lora).as_posix(): ContainerFile(path, "lora")
-            for path in sorted((prepared.lora / LORA_FOLDER).rglob("*.raw"))
-        }
-    if prepared.table is not None:
-        text = (prepared.table / EMBEDDING_FILE).read_text("utf-8")
-        config = config.with_embedding(EmbeddingConfig.model_validate_json(text).genie())
-        extras[TABLE_FILE] = ContainerFile(prepared.table / TABLE_FILE, "embedding")
-    how = plan.additions.speculative
-    if how is not None:
-        speaker = PlainDialog(config, plan.target, prepared.model / TOKENIZER_FILE)
-        vocabulary = None
-        if isinstance(how, EagletBuilderConfig):
-            vocabulary = DraftHead.load(how.draft_model_path, decoder).n_vocab
-        speculation = speculate(speaker, how, plan.ars, prepared.draft, vocabulary)
-        config = speculation.genie_config
-        for name, path in speculation.files.items():
-            kind: PartKind = "configuration" if path.suffix == ".json" else "binary"
-            extras[name] = ContainerFile(path, kind)
-    if prepared.forecast is not None:
-        name = f"{PREFIX_FOLDER}/{CACHE_FILE}"
-        extras[name] = ContainerFile(prepared.forecast / name, "forecast_prefix")
-    return Composition(config, extras)
+    made, facts = Composition(config), DialogFacts(plan.target, plan.ars, decoder)
+    for addition in plan.additions:
+        made = addition.genie(made, prepared, facts)
+    return made
 
 
 def proposed_sampler(generation: GenerationConfig, context_length: int) -> Sampler:

@@ -1,0 +1,372 @@
+"""Additions of a build to the plain model; each kind is one object.
+
+An addition is checked before anything runs, adds its stages behind those of the canonical model,
+and its block and files to Genie's configuration.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from buildlib.builder.build_options import BuildOptions
+from buildlib.builder.options import OptionValue
+from buildlib.builder.stage import CachedStage
+from buildlib.builder.stages.add_forecast import AddForecast
+from buildlib.builder.stages.add_lora import LORA_FILE, AddLora
+from buildlib.builder.stages.extract_embedding import EMBEDDING_FILE, ExtractEmbedding
+from buildlib.builder.stages.prepare_draft import GiveHiddenStates
+from buildlib.cache.layout import CacheEntry
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.checkpoint.layout import TOKENIZER_FILE
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.genie_engine import Lora
+from buildlib.container.op_packages import (
+    OpPackage,
+    added_operations,
+    host_libraries,
+    registrations,
+    select_packages,
+)
+from buildlib.container.writer import ContainerFile
+from buildlib.embedding.config import TABLE_FILE, EmbedDatatype, EmbeddingConfig
+from buildlib.errors import InvalidOptionError
+from buildlib.graph.files import external_tensors, load_model
+from buildlib.lora.adapters import LORA_FOLDER, check_adapters
+from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
+from buildlib.lora.peft import read_adapter
+from buildlib.paths import user_path
+from buildlib.quantize.options import QuantizationOptions
+from buildlib.speculative.config import (
+    DRAFT_FOLDER,
+    PREFIX_FOLDER,
+    EagletBuilderConfig,
+    PlainDialog,
+    SpeculativeConfig,
+    SsdBuilderConfig,
+    check_speculation,
+    speculate,
+)
+from buildlib.speculative.draft_model import DraftHead
+from buildlib.speculative.forecast import CACHE_FILE
+from buildlib.targets import Target
+from buildlib.toolchains.base import OpPackageLibrary, Toolchain
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """The model of all shapes, and what additions put beside it.
+
+    Attributes:
+        model: folder with `model.onnx`, `model.encodings`, `config.json`, `tokenizer.json`.
+        lora: folder with adapters.
+        table: folder with an embedding table.
+        forecast: folder with the prefix of forecast tokens.
+        draft: names in the container of a draft head's binaries.
+        spoken: with hidden states as an output, and the embedding still in the graph.
+    """
+
+    model: Path
+    lora: Path | None = None
+    table: Path | None = None
+    forecast: Path | None = None
+    draft: tuple[str, ...] = ()
+    spoken: CacheEntry | None = None
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Genie configuration, and the files beyond binaries and tokenizer that it names."""
+
+    genie_config: GenieConfig
+    extras: Mapping[str, ContainerFile] = field(default_factory=dict)
+
+    def having(self, config: GenieConfig, files: Mapping[str, ContainerFile]) -> "Composition":
+        """Return a copy with another configuration, and further files."""
+        return Composition(config, {**self.extras, **files})
+
+    def with_binaries(self, binaries: Mapping[str, Path]) -> "Composition":
+        """Return a copy with further context binaries by their names."""
+        files = {name: ContainerFile(path, "binary") for name, path in binaries.items()}
+        return self.having(self.genie_config, files)
+
+
+@dataclass
+class Making:
+    """A canonical model, while stages are added to it.
+
+    Attributes:
+        name: of the build's model.
+        quantization: that its encodings are made with.
+        declare: declares a stage, and returns its output.
+        hash_files: gives the SHA-256 of the user's files.
+        versions: outputs of the stages so far.
+        prepared: what they put beside it, by the fields of `PreparedModel`.
+    """
+
+    name: str
+    calibration_text: str | None
+    quantization: QuantizationOptions
+    declare: Callable[[CachedStage], CacheEntry]
+    hash_files: Callable[[Mapping[str, Path]], Mapping[str, str]]
+    versions: list[CacheEntry]
+    prepared: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def last(self) -> CacheEntry:
+        """The model that the next stage changes."""
+        return self.versions[-1]
+
+    def add(self, stage: CachedStage) -> CacheEntry:
+        """Add a stage that changes the model."""
+        self.versions.append(self.declare(stage))
+        return self.last
+
+
+@dataclass(frozen=True)
+class DialogFacts:
+    """The dialog that an addition changes: where it runs, and its graphs."""
+
+    target: Target
+    ars: Sequence[int]
+    decoder: DecoderConfig
+
+
+class Addition:
+    """One addition to the plain model; the base adds nothing.
+
+    Attributes:
+        reads_stream: whether it takes the hidden states as the checkpoint has them.
+    """
+
+    reads_stream: ClassVar[bool] = True
+
+    @property
+    def trained(self) -> str:
+        """Its parts that were trained on the hidden states of the model; empty if none were."""
+        return ""
+
+    def as_options(self) -> dict[str, OptionValue]:
+        """Return its options under dotted keys."""
+        return {}
+
+    def files(self) -> Iterator[Path]:
+        """Yield the user's files and folders that it is made of."""
+        yield from ()
+
+    def check(self, ars: Sequence[int], *, on_host: bool) -> None:
+        """Check it as far as possible before anything is built.
+
+        Args:
+            ars: of the graphs.
+            on_host: whether tokens are looked up on the host.
+        """
+
+    def check_model(self, model: ir.Model) -> None:
+        """Check that a canonical model can have it."""
+
+    def stages(self, making: Making) -> None:
+        """Add its stages to a model."""
+
+    def genie(
+        self,
+        made: Composition,
+        prepared: PreparedModel,  # noqa: ARG002
+        facts: DialogFacts,  # noqa: ARG002
+    ) -> Composition:
+        """Add its block and files to a dialog."""
+        return made
+
+
+@dataclass(frozen=True)
+class LoraAdapters(Addition):
+    """LoRA adapters, as inputs of the graphs."""
+
+    config: LoraBuilderInputConfig
+
+    @classmethod
+    def of(cls, given: LoraBuilderInputConfig) -> "LoraAdapters":
+        """Check the fields that the documented constructor does not, and that adapters are named.
+
+        Raises:
+            InvalidOptionError: a field has a value that cannot be built.
+            ModelFileError: an adapter is not there, or cannot be read.
+        """
+        path = user_path(given.lora_config_path)
+        config = LoraBuilderInputConfig.create(**(dict(given) | {"lora_config_path": path}))
+        if not config.create_lora_graph:
+            reason = "graphs that bring their own branches are not built here; set it to True"
+            raise InvalidOptionError("lora_config.create_lora_graph", reason, ())
+        for adapter in LoraSet.load(config.lora_config_path).adapters:
+            for module in read_adapter(adapter.path).modules.values():
+                module.matrices()
+        return cls(config)
+
+    @property
+    def trained(self) -> str:
+        return "adapters"
+
+    def as_options(self) -> dict[str, OptionValue]:
+        return _options_of("lora_config", self.config)
+
+    def files(self) -> Iterator[Path]:
+        yield self.config.lora_config_path
+        yield from LoraSet.load(self.config.lora_config_path).files().values()
+
+    def check_model(self, model: ir.Model) -> None:
+        check_adapters(self.config, model)
+
+    def stages(self, making: Making) -> None:
+        adapters = LoraSet.load(self.config.lora_config_path)
+        hashes, text = making.hash_files(adapters.files()), making.calibration_text
+        bits = making.quantization
+        entry = making.add(AddLora(making.last, self.config, adapters, hashes, text, bits))
+        making.prepared["lora"] = entry.folder
+
+    def genie(self, made: Composition, prepared: PreparedModel, facts: DialogFacts) -> Composition:  # noqa: ARG002
+        folder = prepared.lora
+        assert folder is not None  # noqa: S101  (of its stage)
+        lora = Lora.model_validate_json((folder / LORA_FILE).read_text("utf-8"))
+        files = {
+            path.relative_to(folder).as_posix(): ContainerFile(path, "lora")
+            for path in sorted((folder / LORA_FOLDER).rglob("*.raw"))
+        }
+        return made.having(made.genie_config.with_lora(lora), files)
+
+
+@dataclass(frozen=True)
+class Speculating(Addition):
+    """A kind of speculative decoding."""
+
+    config: SpeculativeConfig
+
+    @property
+    def trained(self) -> str:
+        kinds = {SsdBuilderConfig: "forecast tokens", EagletBuilderConfig: "draft heads"}
+        return kinds.get(type(self.config), "")
+
+    def as_options(self) -> dict[str, OptionValue]:
+        return _options_of("speculative_config", self.config)
+
+    def files(self) -> Iterator[Path]:
+        yield from (path for _, path in self.config if isinstance(path, Path))
+        if isinstance(self.config, EagletBuilderConfig):
+            draft = load_model(self.config.draft_model_path)
+            yield from (Path(tensor.path) for tensor in external_tensors(draft))
+
+    def check(self, ars: Sequence[int], *, on_host: bool) -> None:
+        check_speculation(self.config, ars, on_host=on_host)
+
+    def stages(self, making: Making) -> None:
+        match self.config:
+            case SsdBuilderConfig(ssd_tensor_file=path):
+                hashes = making.hash_files({path.name: path})
+                entry = making.add(AddForecast(making.last, self.config, hashes))
+                making.prepared["forecast"] = entry.folder
+            case EagletBuilderConfig():
+                making.prepared["spoken"] = making.add(GiveHiddenStates(making.last))
+                making.prepared["draft"] = (f"{DRAFT_FOLDER}/{draft_binary(making.name)}",)
+
+    def genie(self, made: Composition, prepared: PreparedModel, facts: DialogFacts) -> Composition:
+        plain = PlainDialog(made.genie_config, facts.target, prepared.model / TOKENIZER_FILE)
+        vocabulary = None
+        if isinstance(self.config, EagletBuilderConfig):
+            vocabulary = DraftHead.load(self.config.draft_model_path, facts.decoder).n_vocab
+        how = speculate(plain, self.config, facts.ars, prepared.draft, vocabulary)
+        files = {
+            name: ContainerFile(path, "configuration" if path.suffix == ".json" else "binary")
+            for name, path in how.files.items()
+        }
+        if prepared.forecast is not None:
+            name = f"{PREFIX_FOLDER}/{CACHE_FILE}"
+            files[name] = ContainerFile(prepared.forecast / name, "forecast_prefix")
+        return made.having(how.genie_config, files)
+
+
+@dataclass(frozen=True)
+class HostTable(Addition):
+    """An embedding table that the host looks tokens up in, in place of the lookup in the graph."""
+
+    datatype: EmbedDatatype
+
+    def as_options(self) -> dict[str, OptionValue]:
+        return {"embedding.embed_datatype": self.datatype}
+
+    def stages(self, making: Making) -> None:
+        stage = ExtractEmbedding(making.last, self.datatype)
+        making.prepared["table"] = making.add(stage).folder
+
+    def genie(self, made: Composition, prepared: PreparedModel, facts: DialogFacts) -> Composition:  # noqa: ARG002
+        folder = prepared.table
+        assert folder is not None  # noqa: S101  (of its stage)
+        text = (folder / EMBEDDING_FILE).read_text("utf-8")
+        config = made.genie_config.with_embedding(EmbeddingConfig.model_validate_json(text).genie())
+        return made.having(config, {TABLE_FILE: ContainerFile(folder / TABLE_FILE, "embedding")})
+
+
+@dataclass(frozen=True)
+class OwnOperations(Addition):
+    """Operations of the user's own.
+
+    Attributes:
+        packages: their libraries for the target.
+        host: those for this host, for the compiler.
+        names: of the operations, as `my.package::Scale`.
+    """
+
+    packages: tuple[OpPackage, ...] = ()
+    host: tuple[OpPackageLibrary, ...] = ()
+    names: tuple[str, ...] = ()
+    reads_stream: ClassVar[bool] = False
+
+    def as_options(self) -> dict[str, OptionValue]:
+        packages = [package.in_container() for package in self.packages]
+        return {"op_packages": tuple(map(str, registrations(packages)))}
+
+    def files(self) -> Iterator[Path]:
+        for package in self.packages:
+            yield from package.files().values()
+        yield from (Path(package.library) for package in self.host)
+
+
+def additions_of(
+    options: BuildOptions, target: Target, toolchain: Toolchain
+) -> tuple[Addition, ...]:
+    """Return what options add to the model, with files that are there, in the order of stages."""
+    lora, speculative = options.lora_config, options.speculative_config
+    on_host = options.prepare_embedding_lut or isinstance(speculative, EagletBuilderConfig)
+    if "embedding_datatype" in options.model_fields_set and not on_host:
+        reason = "it is of the table that prepare_embedding_lut leaves to the host; set both"
+        raise InvalidOptionError("embedding_datatype", reason, ())
+    if on_host and options.split_model.split_embedding:
+        reason = "prepare_embedding_lut leaves no embedding in the graphs to split off"
+        raise InvalidOptionError("split_model.split_embedding", reason, ())
+    added: list[Addition] = []
+    if lora is not None:
+        added.append(LoraAdapters.of(lora))
+    if speculative is not None:
+        added.append(Speculating(speculative))
+    if on_host:  # last: forecast tokens have rows in it
+        added.append(HostTable(options.embedding_datatype))
+    if options.op_packages:
+        host = host_libraries(options.op_packages)
+        packages = select_packages(options.op_packages, target)
+        added.append(OwnOperations(packages, host, added_operations(host, toolchain)))
+    return tuple(added)
+
+
+def draft_binary(name: str) -> str:
+    """Return the name of the context binary of a model's draft head."""
+    return f"{name}_draft.bin"
+
+
+def _options_of(
+    section: str, config: LoraBuilderInputConfig | SpeculativeConfig
+) -> dict[str, OptionValue]:
+    values = config.model_dump(mode="json").items()
+    return {section: type(config).__name__} | {
+        f"{section}.{key}": tuple(value) if isinstance(value, list) else value
+        for key, value in values
+    }
