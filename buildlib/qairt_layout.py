@@ -26,7 +26,7 @@ from buildlib.cache.layout import FILES, LAST_USED, SIDECAR, CacheEntry, entry_n
 from buildlib.cache.records import EntryInfo, read_files, read_info
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
-from buildlib.errors import ContainerError
+from buildlib.errors import CacheError, ContainerError
 from buildlib.files import atomic_folder, sync_file
 from buildlib.graph.files import link_into, load_proto
 from buildlib.paths import default_cache_root, user_path
@@ -158,7 +158,14 @@ def _text(value: object) -> str:
 
 
 def _before(entry: CacheEntry, operation: str) -> CacheEntry:
+    """Return the entry of a stage before another one.
+
+    Raises:
+        CacheError: there was no such stage, as of a draft head.
+    """
     while not entry.folder.name.startswith(f"{operation}_"):
+        if entry.operation in {"import", "load"}:
+            raise CacheError(str(entry.folder), f"a binary was made of it without {operation}")
         entry = entry_beside(entry.folder, read_files(entry.folder).sources[0])
     return entry
 

@@ -31,6 +31,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 ("load", "arcl", "transform", "convert", "compile", "CompiledModel"),
                 "buildlib.replay",
             ),
+            "Model": "buildlib.replay:StageModel",
             "M2sStartPoint": "buildlib.builder.options",  # which the documents import from nowhere
         },
         "qairt.api.compiler.config": {"CompileConfig": "buildlib.toolchains.compile_config"},

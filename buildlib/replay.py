@@ -71,30 +71,8 @@ class _Scratch:
 
 
 @dataclass(frozen=True)
-class OnnxModel:
-    """Output of `arcl` or `transform`: ONNX models in a folder with their weights and encodings."""
-
-    paths: tuple[Path, ...]
-    _scratch: _Scratch | None = field(default=None, repr=False, compare=False)
-
-    def save(self, dest: str | os.PathLike[str]) -> Path:
-        """Copy the folder to a new one.
-
-        Raises:
-            InputFileError: there is such a folder already.
-            OSError: it cannot be written.
-        """
-        path = _new(dest)
-        skipped = shutil.ignore_patterns(SIDECAR, FILES, LAST_USED)
-        with scratch_folder(path) as scratch:
-            shutil.copytree(self.paths[0].parent, scratch, ignore=skipped, dirs_exist_ok=True)
-            scratch.rename(path)
-        return path
-
-
-@dataclass(frozen=True)
-class DlcModel:
-    """DLCs that make one context binary, each with one graph named by its stem."""
+class StageModel:
+    """Output of a stage: DLCs that make one context binary, or ONNX with weights and encodings."""
 
     paths: tuple[Path, ...]
     _scratch: _Scratch | None = field(default=None, repr=False, compare=False)
@@ -105,8 +83,19 @@ class DlcModel:
         return tuple(path.stem for path in self.paths)
 
     def save(self, dest: str | os.PathLike[str], *, exist_ok: bool = False) -> Path:
-        """Copy the first DLC; see `CompiledModel.save`."""
-        return _copy(self.paths[0], dest, exist_ok=exist_ok)
+        """Copy the first DLC to a file or into a folder; of ONNX the whole folder to a new one.
+
+        Raises:
+            InputFileError: there is such a file or folder already.
+            OSError: it cannot be written.
+        """
+        if self.paths[0].suffix == ".dlc":
+            return _copy(self.paths[0], dest, exist_ok=exist_ok)
+        path, records = _new(dest), shutil.ignore_patterns(SIDECAR, FILES, LAST_USED)
+        with scratch_folder(path) as scratch:
+            shutil.copytree(self.paths[0].parent, scratch, ignore=records, dirs_exist_ok=True)
+            scratch.rename(path)
+        return path
 
 
 class CompiledModel:
@@ -156,9 +145,7 @@ def _new(dest: str | os.PathLike[str]) -> Path:
     return path
 
 
-def load(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-) -> DlcModel | OnnxModel:
+def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> StageModel:
     """Load a DLC, the DLCs of one part at its ARs in the order of the build, or an ONNX model."""
     paths = tuple(map(user_path, [path] if isinstance(path, str | os.PathLike) else path))
     if not paths:
@@ -167,17 +154,17 @@ def load(
         if not one.is_file():
             raise InputFileError(str(one), "there is no such file")
         if one.suffix == ".onnx" and len(paths) == 1:
-            return OnnxModel(paths)
+            return StageModel(paths)
         if not is_dlc(one):
             raise InputFileError(str(one), "it is no DLC: it holds no model")
     names = [one.stem for one in paths]
     for one in paths:
         if names.count(one.stem) > 1:
             raise InputFileError(str(one), "another DLC has its name, which is that of its graph")
-    return DlcModel(paths)
+    return StageModel(paths)
 
 
-def arcl(model: DlcModel | OnnxModel, config: Mapping[str, Any]) -> OnnxModel:
+def arcl(model: StageModel, config: Mapping[str, Any]) -> StageModel:
     """Run the stage again on the `model.onnx` of the entry that it reads.
 
     Args:
@@ -189,23 +176,23 @@ def arcl(model: DlcModel | OnnxModel, config: Mapping[str, Any]) -> OnnxModel:
     return _again("arcl", model, config, f"ar{config['ar']}_cl{config['cl']}")
 
 
-def transform(model: DlcModel | OnnxModel, config: Mapping[str, Any]) -> OnnxModel:
+def transform(model: StageModel, config: Mapping[str, Any]) -> StageModel:
     """Run the stage again on the `model.onnx` of an entry of `arcl`; see there."""
     return _again("transform", model, config, read_files(model.paths[0].parent).subject)
 
 
-def convert(model: DlcModel | OnnxModel, config: Mapping[str, Any]) -> DlcModel:
+def convert(model: StageModel, config: Mapping[str, Any]) -> StageModel:
     """Run the stage again on a part in an entry of `transform`; see `arcl`.
 
     The weights are those that this part has been converted with before.
     """
     made = _again("convert", model, config, model.paths[0].stem)
-    return DlcModel(tuple(made.paths[0].parent.glob("*.dlc")), made._scratch)  # noqa: SLF001
+    return StageModel(tuple(made.paths[0].parent.glob("*.dlc")), made._scratch)  # noqa: SLF001
 
 
 def _again(
-    operation: str, model: DlcModel | OnnxModel, config: Mapping[str, Any], subject: str
-) -> OnnxModel:
+    operation: str, model: StageModel, config: Mapping[str, Any], subject: str
+) -> StageModel:
     folder = model.paths[0].absolute().parent
     entry = CacheEntry(operation, folder, read_info(folder).hash, reused=True)
     described, inputs = read_files(folder).model_copy(update={"subject": subject}), [entry]
@@ -218,11 +205,11 @@ def _again(
         inputs.append(entry_beside(folder, found.sources[1]))
     scratch = _Scratch()
     _stage(folder, operation, config, described, inputs).run(scratch.path)
-    return OnnxModel(tuple(sorted(scratch.path.glob("*.onnx"))), scratch)
+    return StageModel(tuple(sorted(scratch.path.glob("*.onnx"))), scratch)
 
 
 def compile(  # noqa: A001 - the vendor's name
-    model: DlcModel | OnnxModel | Sequence[DlcModel | OnnxModel],
+    model: StageModel | Sequence[StageModel],
     config: CompileConfig,
     *,
     toolchain: Toolchain | None = None,
@@ -243,7 +230,7 @@ def compile(  # noqa: A001 - the vendor's name
     if toolchain is None:
         toolchain = OrtQnnToolchain()
     toolchain.check(config)
-    models = [model] if isinstance(model, DlcModel | OnnxModel) else model
+    models = [model] if isinstance(model, StageModel) else model
     paths = [path for each in models for path in each.paths]
     for path in paths:
         if not is_dlc(path):

@@ -9,7 +9,7 @@ from buildlib.cache.key import StageKey
 from buildlib.cache.layout import SIDECAR
 from buildlib.cache.store import StageCache
 from buildlib.errors import InputFileError, InvalidOptionError, ToolchainMissingError
-from buildlib.replay import CompiledModel, DlcModel, compile, load, replay  # noqa: A004
+from buildlib.replay import CompiledModel, StageModel, compile, load, replay  # noqa: A004
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
@@ -54,7 +54,7 @@ def test_one_dlc_alone_and_its_temporary_folder_goes_with_it(
     dlcs: list[Path], tmp_path: Path
 ) -> None:
     model = load(str(dlcs[1]))
-    assert model == DlcModel((dlcs[1],))
+    assert model == StageModel((dlcs[1],))
     assert model.graph_names == ("ar8_cl32_1_of_1",)
     compiled = compile(model, CompileConfig.for_target(PHONE))
     folder = compiled.path.parent
