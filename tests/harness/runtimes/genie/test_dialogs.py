@@ -101,7 +101,7 @@ def test_another_kv_dim_than_the_graphs_is_told(
     session: Session, changed: Callable[[Edit], str], greedy: tuple[int, ...]
 ) -> None:
     config = changed(lambda dialog: dialog["engine"]["backend"]["QnnHtp"].update({"kv-dim": 64}))
-    with pytest.warns(ModelWarning, match="kv-dim is 64, and the heads of the graphs have 24"):
+    with pytest.warns(ModelWarning, match="kv-dim is 64, and the heads of the graphs have 12"):
         assert ids(session, genie_config=config) == greedy[:8]
 
 
