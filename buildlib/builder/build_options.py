@@ -170,7 +170,8 @@ def no_effects() -> dict[str, NoEffect]:
 def by_dotted_keys(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield options under dotted keys; values may stand in nested mappings."""
     for key, value in options.items():
-        if isinstance(value, Mapping) and key not in _NOT_HONOURED:
+        is_whole = key in _NOT_HONOURED or (not value and key in _ADDITIONS)
+        if isinstance(value, Mapping) and not is_whole:
             yield from by_dotted_keys({f"{key}.{name}": one for name, one in value.items()})
         else:
             yield key, value
@@ -182,6 +183,8 @@ def _as_dict(section: object) -> dict[str, Any]:
     return dict(section) if isinstance(section, Mapping) else {}
 
 
+_ADDITIONS = frozenset({"lora_config", "speculative_config"})
+"""Sections that are built in where they are there, so that an empty one is not like none."""
 _COMPILATION_KEYS = tuple(f"{section}." for section in COMPILATION)
 # Documented options that mean nothing here, or that no code here can honour.
 _NOT_HONOURED: Mapping[str, str] = {

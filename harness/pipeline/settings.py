@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from buildlib.builder.build_options import BuildOptions
 from buildlib.builder.options import DEFAULT_CONTEXT, DEFAULT_PREFILL
 from buildlib.container.op_packages import OpPackage
 from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.paths import default_cache_root, user_path
-from buildlib.speculative.config import speculation_of
 from buildlib.targets import parse_target
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.registry import ToolchainName, open_toolchain
@@ -84,24 +84,19 @@ class EvaluatorConfig(_Section):
     metrics: Annotated[tuple[MetricConfig, ...], Field(min_length=1)]
 
 
-def _known_speculation(config: dict[str, Any]) -> dict[str, Any]:
-    try:
-        speculation_of(config)
-    except InvalidOptionError as error:
-        key = error.key.removeprefix("speculative_config.")
-        types = f"; there are {', '.join(error.known)}" if error.known else ""
-        raise ValueError(f"{key}: {error.reason}{types}") from error
-    return config
+def known_options(section: str) -> AfterValidator:
+    """Make the check of keys of a section of the builder's options."""
 
+    def check(keys: dict[str, Any]) -> dict[str, Any]:
+        try:
+            BuildOptions().with_options({section: keys})
+        except InvalidOptionError as error:
+            known = f"; there are {', '.join(error.known)}" if error.known else ""
+            reason = f"{error.key.removeprefix(f'{section}.')}: {error.reason}{known}"
+            raise ValueError(reason) from error
+        return keys
 
-def _known_adapters(config: dict[str, Any]) -> dict[str, Any]:
-    from buildlib.lora.config import LoraBuilderInputConfig
-
-    try:
-        LoraBuilderInputConfig.create(**config)
-    except InvalidOptionError as error:
-        raise ValueError(f"{error.key.removeprefix('lora_config.')}: {error.reason}") from error
-    return config
+    return AfterValidator(check)
 
 
 NO_DRAFT_STAGES = (
@@ -125,10 +120,10 @@ class Features(_Section):
         op_packages: libraries with operations of your own, paths relative to the recipe.
     """
 
-    speculative_decoding: Annotated[dict[str, Any], AfterValidator(_known_speculation)] | None = (
+    speculative_decoding: Annotated[dict[str, Any], known_options("speculative_config")] | None = (
         None
     )
-    lora: Annotated[dict[str, Any], AfterValidator(_known_adapters)] | None = None
+    lora: Annotated[dict[str, Any], known_options("lora_config")] | None = None
     op_packages: tuple[OpPackage, ...] = ()
 
     def packages(self, folder: Path) -> tuple[OpPackage, ...]:

@@ -83,6 +83,8 @@ def test_attributes_stages_and_attached_builders(
         ("attached_builders", [{"arn": 1}], "attached_builders.model_path.*missing"),
         ("attached_builders", 1, "attached_builders.*list"),
         ("lora_config.lora_version", 2, "lora_config_path"),
+        ("lora_config", {}, "lora_config_path.*missing"),
+        ("speculative_config", {}, "type.*missing"),
         ("native_kv", True, "native_kv"),
     ],
 )

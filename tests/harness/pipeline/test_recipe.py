@@ -72,7 +72,7 @@ stages:
         (
             ("stages:", "features: {lora: {lora_path: a}}\nstages:"),
             3,
-            "lora_path: unknown key: did you mean lora_config_path",
+            "lora_path: no such option: did you mean lora_config.lora_config_path",
         ),
         (
             ("stages:", "features: {op_packages: [{name: Scale, targets: {x86_64: a}}]}\nstages:"),
