@@ -18,7 +18,7 @@ Library = Literal["QNN", "Genie", "FastRPC", "exit"]
 _TABLE: Final = Path(__file__).with_name("codes.toml")
 _LONGEST_LINE = 4096
 _MOST_FINDINGS = 50
-_LONGEST_GAP = 80
+_LONGEST_GAP = 40
 """Characters between the beginnings of the parts of a message."""
 _QNN = range(1000, 1 << 16)
 _GENIE = range(-99, 0)
@@ -224,7 +224,7 @@ def _codes_of(line: str) -> Iterator[Code]:
     lower = line.casefold()
     for parts, code in table.messages:
         places = [lower.find(part) for part in parts]
-        if min(places) >= 0 and places[-1] - places[0] < _LONGEST_GAP:
+        if min(places) >= 0 and 0 <= places[-1] - places[0] < _LONGEST_GAP:
             yield code
 
 

@@ -241,7 +241,7 @@ def test_the_command_explains_a_code_a_log_and_a_run(tmp_path: Path) -> None:
     ("line", "label"),
     [
         ("graph requires estimated allocation of 2347229 KB, limit is 2097152 KB", "requires esti"),
-        ("Missing QnnHtp field: pos-id-dim", "Missing * field"),
+        ("Missing QnnHtp field: pos-id-dim", "Missing * field:"),
         ("map::at:  key not found", "map::at"),
         ('[ERROR] "Unable to find a valid interface."', "Unable to find a valid interface"),
         ("(dlerror ELF verification: section header for CRC segment not found)", "CRC segment"),
@@ -254,7 +254,8 @@ def test_the_command_explains_a_code_a_log_and_a_run(tmp_path: Path) -> None:
 )
 def test_lines_that_people_post_are_explained(line: str, label: str) -> None:
     """As an argument, in a file, among others."""
-    (finding,) = find_codes(["a field is missing", line, "the key was not found"])
+    others = ["the field: is missing a value", "Missing " + "word " * 20 + "field: x"]
+    (finding,) = find_codes([*others, line, "the key was not found"])
     assert finding.code.label.startswith(label)
     assert finding.code.causes
     shown = CliRunner().invoke(build_app(), ["explain", line])
