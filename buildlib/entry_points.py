@@ -19,8 +19,7 @@ from buildlib.errors import BuildError
 
 PREFIX = "qnnfarm."
 """How the names of all groups begin; the functions here take what follows."""
-BUILD_DOORS = ("techniques",)
-"""Groups of what decides the output of stages."""
+_OURS = frozenset({"buildlib", "harness", "reports", "suites"})
 
 
 @cache
@@ -56,10 +55,11 @@ def entry_modules(door: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def plugin_code() -> tuple[Path, ...]:
-    """Return the folders, or single files, of the packages that decide the output of stages."""
-    entries = [entry for door in BUILD_DOORS for entry in installed(door)]
+    """Return the folders, or single files, of the packages that offer something at any door."""
+    groups = {one for one in importlib.metadata.entry_points().groups if one.startswith(PREFIX)}
+    entries = [entry for group in groups for entry in installed(group.removeprefix(PREFIX))]
     places = []
-    for package in sorted({entry.module.partition(".")[0] for entry in entries}):
+    for package in sorted({entry.module.partition(".")[0] for entry in entries} - _OURS):
         spec = importlib.util.find_spec(package)
         if spec is not None and spec.origin is not None:
             origin = Path(spec.origin)

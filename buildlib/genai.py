@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from buildlib.builder.additions import additions_of
 from buildlib.builder.build import Build, Sources
@@ -46,7 +46,7 @@ from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.container.container import GenAIContainer
 from buildlib.container.op_packages import OpPackage
 from buildlib.embedding.config import EmbedDatatype
-from buildlib.encoder.builder import encodes_text, plan_encoder
+from buildlib.entry_points import entry_names, load_entry
 from buildlib.errors import InvalidOptionError, ModelWarning
 from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.numerics.comparison import VerificationReport
@@ -56,6 +56,7 @@ from buildlib.paths import absolute_user_path, default_cache_root
 from buildlib.speculative.config import SpeculativeConfig
 from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 BACKEND_HTP = "HTP"
@@ -74,6 +75,30 @@ _CALIBRATION = tuple(
 _OWN = (_GRAPH_OPTIONS, _MHA_OPTIONS, *_CALIBRATION)
 """Beginnings of the options that an attached builder may have of its own: they leave the weights,
 which its graphs share with its parent's, as they are."""
+
+
+class BuilderModule(Protocol):
+    """Entry point of `qnnfarm.builders`, which is a module: it builds what is no decoder."""
+
+    def builds(self, source: ModelSource) -> bool:
+        """Return whether a source is of its kind; an unreadable one is not."""
+
+    def plan_build(
+        self,
+        source: ModelSource,
+        options: BuildOptions,
+        compilation: CompileConfig,
+        cache_root: Path,
+        toolchain: Toolchain,
+    ) -> Build:
+        """Check the options of a builder, and return the build."""
+
+
+def _find_builder(source: ModelSource) -> BuilderModule | None:
+    builders = (
+        cast("BuilderModule", load_entry("builders", name)) for name in entry_names("builders")
+    )
+    return next((builder for builder in builders if builder.builds(source)), None)
 
 
 class GenAIBuilderFactory:
@@ -125,8 +150,8 @@ class GenAIBuilderFactory:
         files = SourceFiles(_path(tokenizer_path), _path(config_path), text, _path(encodings_path))
         root = absolute_user_path(default_cache_root() if cache_root is None else cache_root)
         source = find_source(pretrained_model_path, calibration_text, files, cache_root=root)
-        embeds = architecture_of(source) is None and encodes_text(source)
-        if architecture_of(source) is None and not embeds and isinstance(source, OnnxSource):
+        other = _find_builder(source) if architecture_of(source) is None else None
+        if architecture_of(source) is None and other is None and isinstance(source, OnnxSource):
             families = ", ".join(SupportedLLMs)
             warnings.warn(
                 f"{source.name} is of no known family ({families}): its graph and its config.json "
@@ -134,7 +159,7 @@ class GenAIBuilderFactory:
                 ModelWarning,
                 stacklevel=2,
             )
-        return GenAIBuilderHTP(source, root, toolchain or _default_toolchain(), embeds=embeds)
+        return GenAIBuilderHTP(source, root, toolchain or _default_toolchain(), other)
 
 
 _T = TypeVar("_T")
@@ -163,7 +188,7 @@ class GenAIBuilderHTP:
     __slots__ = (
         "_attached",
         "_cache_root",
-        "_embeds",
+        "_other",
         "_source",
         "_targets",
         "_toolchain",
@@ -180,10 +205,14 @@ class GenAIBuilderHTP:
     max_workers = _Option[int | None]()
 
     def __init__(
-        self, source: ModelSource, cache_root: Path, toolchain: Toolchain, *, embeds: bool = False
+        self,
+        source: ModelSource,
+        cache_root: Path,
+        toolchain: Toolchain,
+        other: BuilderModule | None = None,
     ) -> None:
         self._source = source
-        self._embeds = embeds
+        self._other = other
         self._cache_root = cache_root
         self._toolchain = toolchain
         self._targets: tuple[Target, ...] = ()
@@ -360,9 +389,9 @@ class GenAIBuilderHTP:
         (target,) = self._targets
         self.sync_attached_builder_options()
         options = self.options
-        if self._embeds:
+        if self._other is not None:
             self._refuse_what_encoders_lack()
-            return plan_encoder(
+            return self._other.plan_build(
                 self._source,
                 options,
                 options.compile_config(target),

@@ -6,6 +6,7 @@ the build as its id.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from buildlib.builder.build import Build
 from buildlib.builder.code_digest import CodeDigest
 from buildlib.container.container import GenAIContainer
 from buildlib.container.files import check_replaceable
+from buildlib.entry_points import entry_modules, entry_names, plugin_code
 from buildlib.errors import BuildError
 from buildlib.paths import plain_path
 from buildlib.toolchains.child_process import dying_with_parent
@@ -92,7 +94,9 @@ class BuildJob(BaseModel):
 
     def digest(self) -> str:
         """Return the id that it has with the builder's code of this host."""
-        code = CodeDigest(Path(buildlib.__path__[0])).of("buildlib.builder_options")
+        doors = [entry_modules(door, entry_names(door)) for door in ("builders", "techniques")]
+        modules = ("buildlib.builder_options", *itertools.chain.from_iterable(doors))
+        code = CodeDigest(Path(buildlib.__path__[0]), *plugin_code()).of(*modules)
         identity = [self.model_dump(mode="json", exclude={"id", "memory_bytes"}), code]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 

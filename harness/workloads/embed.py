@@ -143,9 +143,9 @@ class Embed(Workload):
     ) -> "tuple[tuple[int, ...], Sequence[npt.NDArray[np.float32]]]":
         """Count the tokens of each text, and embed them in float if there is a reference."""
         from buildlib.builder.model_place import find_model
+        from buildlib.encoder.export import float_model
         from buildlib.encoder.inputs import TextTokens, embed_in_float
         from buildlib.encoder.interface import read_pooling
-        from buildlib.encoder.stages import float_model
 
         embedding = session.container.embedding_config.embedding
         template = embedding.prompt.prompt_template if embedding.prompt else ("", "")

@@ -12,11 +12,11 @@ from onnx import helper
 from buildlib.container.container import GenAIContainer
 from buildlib.encoder.inputs import TextTokens, cosine, embed_in_float, padded_inputs
 from buildlib.encoder.interface import INPUTS, Pooling, PoolingMode, prompt_template, read_pooling
-from buildlib.encoder.onnx_import import import_encoder
 from buildlib.errors import BuildError, InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.graph.files import load_model
 from buildlib.numerics.runners import OnnxRunner
+from plugins.encoders.onnx_import import import_encoder
 from suites.models import tiny_encoder
 
 LENGTH = 64

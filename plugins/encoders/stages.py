@@ -21,20 +21,14 @@ from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
 from buildlib.container.text_embedding import EncoderContext, TextEmbeddingConfig, text_embedding
 from buildlib.container.writer import ContainerContents, write_container
 from buildlib.encoder import interface
-from buildlib.encoder.calibration import (
-    calibration_tokens,
-    observe_encoder,
-    round_weights,
-    rounding_technique,
-)
+from buildlib.encoder.export import export_encoder
 from buildlib.encoder.inputs import TextTokens
-from buildlib.encoder.onnx_import import import_encoder
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import load_model
 from buildlib.graph.values import static_shape
-from buildlib.numerics.transformers import TransformersProcess, installed_versions
+from buildlib.numerics.transformers import installed_versions
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.qdq import apply_encodings
@@ -43,12 +37,16 @@ from buildlib.quantize.summary import summarize_quantization
 from buildlib.targets import Target
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
+from plugins.encoders.calibration import (
+    calibration_tokens,
+    observe_encoder,
+    round_weights,
+    rounding_technique,
+)
+from plugins.encoders.onnx_import import import_encoder
 
 GRAPH = "encoder"
 """Name of the graph, and of its files."""
-EXPORT_FAILURE = "has no ONNX, and cannot be exported"
-"""What a checkpoint is without torch, or with an architecture that it cannot export."""
-_EXPORTER = "buildlib.encoder.export_worker"
 
 
 @dataclass(frozen=True)
@@ -72,29 +70,6 @@ class EncoderModel:
         """Tokens of its texts."""
         template = interface.prompt_template(self.export.tokenizer)
         return TextTokens(self.export.tokenizer, template, self.length)
-
-
-def export_encoder(folder: Path, out: Path) -> Path:
-    """Write a checkpoint in Hugging Face layout as ONNX, by torch and transformers.
-
-    Raises:
-        BuildError: they are not installed, or cannot load or export the model.
-    """
-    with TransformersProcess(_EXPORTER, folder, EXPORT_FAILURE) as child:
-        child.request({"folder": str(folder.absolute()), "out": str(out.absolute())}, {})
-    return out
-
-
-def float_model(path: Path, scratch: Path) -> Path:
-    """Return the ONNX of an encoder: a file, that of a folder, or an export in `scratch`.
-
-    Raises:
-        BuildError: the folder has none, and it cannot be exported.
-    """
-    model = path / MODEL_FILE if path.is_dir() else path
-    if model.exists() or not interface.is_sentence_transformer(path):
-        return model
-    return export_encoder(path, scratch / MODEL_FILE)
 
 
 @dataclass(frozen=True)

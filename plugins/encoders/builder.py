@@ -15,7 +15,7 @@ from buildlib.builder.stages.package import CONTAINER
 from buildlib.cache.key import text_sha256
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.container import GenAIContainer
-from buildlib.encoder.calibration import rounding_technique
+from buildlib.encoder.export import EXPORT_FAILURE
 from buildlib.encoder.interface import (
     EncoderConfig,
     is_encoder,
@@ -24,8 +24,14 @@ from buildlib.encoder.interface import (
     read_pooling,
     sentence_files,
 )
-from buildlib.encoder.stages import (
-    EXPORT_FAILURE,
+from buildlib.errors import InvalidOptionError, ModelFileError
+from buildlib.graph.files import load_model
+from buildlib.numerics.transformers import require_installed
+from buildlib.quantize.bitwidths import Bitwidths
+from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.compile_config import CompileConfig
+from plugins.encoders.calibration import rounding_technique
+from plugins.encoders.stages import (
     CompileEncoder,
     EncoderModel,
     ExportEncoder,
@@ -34,12 +40,6 @@ from buildlib.encoder.stages import (
     QuantizeEncoder,
     encoder_binary,
 )
-from buildlib.errors import InvalidOptionError, ModelFileError
-from buildlib.graph.files import load_model
-from buildlib.numerics.transformers import require_installed
-from buildlib.quantize.bitwidths import Bitwidths
-from buildlib.toolchains.base import Toolchain
-from buildlib.toolchains.compile_config import CompileConfig
 
 DEFAULT_LENGTH, _LONGEST_DEFAULT = 128, 512
 """Tokens of the longest text, if neither an option nor the model says it, and the most of those."""
@@ -47,7 +47,7 @@ _WEIGHT_BYTES = 2  # or 4, but half-precision is usual
 _LENGTHS = "arn_cl_options.context_length"
 
 
-def encodes_text(source: ModelSource) -> bool:
+def builds(source: ModelSource) -> bool:
     """Return whether a source is a text encoder; an unreadable ONNX is none."""
     if isinstance(source, CheckpointSource):
         return is_sentence_transformer(source.folder)
@@ -124,7 +124,7 @@ class EncoderBuild(Build):
         return graph.add(package).folder / CONTAINER
 
 
-def plan_encoder(
+def plan_build(
     source: ModelSource,
     options: BuildOptions,
     compilation: CompileConfig,

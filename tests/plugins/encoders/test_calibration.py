@@ -6,19 +6,19 @@ import numpy as np
 import onnx
 import pytest
 
-from buildlib.encoder.calibration import (
+from buildlib.encoder.inputs import TextTokens, padded_inputs
+from buildlib.encoder.interface import prompt_template
+from buildlib.encodings.model import Encodings
+from buildlib.numerics.runners import OnnxRunner
+from buildlib.quantize.bitwidths import Bitwidths
+from buildlib.quantize.options import QuantizationOptions
+from plugins.encoders.calibration import (
     calibration_tokens,
     observe_encoder,
     round_weights,
     rounding_technique,
 )
-from buildlib.encoder.inputs import TextTokens, padded_inputs
-from buildlib.encoder.interface import prompt_template
-from buildlib.encoder.onnx_import import import_encoder
-from buildlib.encodings.model import Encodings
-from buildlib.numerics.runners import OnnxRunner
-from buildlib.quantize.bitwidths import Bitwidths
-from buildlib.quantize.options import QuantizationOptions
+from plugins.encoders.onnx_import import import_encoder
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "encoders" / "sentence-bert"
 LENGTH = 32
