@@ -107,7 +107,7 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Skip a file that imports a plugin which this checkout is without."""
     report = yield
-    lost = re.search(r"No module named '(plugins\.\w+)", str(report.longrepr))
+    lost = re.search(r"No module named '(?:tests\.)?(plugins\.\w+)", str(report.longrepr))
     if report.failed and lost and not is_here(lost[1]):
         report.outcome = "skipped"
         report.longrepr = str(collector.path), 0, f"Skipped: needs {lost[1]}, which is not here"
@@ -396,7 +396,7 @@ def encoder_model(build_cache: Path) -> Path:
 @pytest.fixture(scope="session")
 def encoder_bundle(encoder_model: Path, build_cache: Path) -> Path:
     """The container of the reference text encoder for the emulator, 64 tokens."""
-    needs("libatomic1")
+    needs("libatomic1", "plugins.encoders")
     builder = GenAIBuilderFactory.create(encoder_model, cache_root=build_cache)
     builder.set_targets([f"{SOC}:emulator"])
     builder.set_transformation_options({"arn_cl_options.context_length": (64,)})

@@ -36,6 +36,12 @@ _QUICK = (
     "tests/harness/deploy/test_eviction.py", "tests/harness/devices/test_spec.py",
     "tests/harness/evaluation", "tests/harness/test_importing.py", "tests/harness/test_words.py",
 )  # fmt: skip
+_INFO = "qnnfarm.egg-info"
+_NO_EDITABLE = """
+import sys
+sys.meta_path[:] = [one for one in sys.meta_path if "__editable__" not in repr(one)]
+"""
+"""Run by each interpreter: an editable installation would find the plugin where it still is."""
 _PACKAGES = ("buildlib", "harness", "plugins", "reports", "suites")
 
 
@@ -77,7 +83,8 @@ def _works_without(name: str, *, quick: bool) -> bool:
 
 
 def _succeeds(step: str, command: Sequence[str], copy: Path, name: str) -> bool:
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    path = f"{copy}{os.pathsep}{copy / _INFO}"
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         command, cwd=copy, env=environment, capture_output=True, text=True, check=False
     )
@@ -131,7 +138,7 @@ def _blocks(text: str) -> Iterator[list[str]]:
 def _describe(copy: Path) -> None:
     """Write the metadata by which Python finds the copy's entry points, not the installed ones."""
     project = tomllib.loads((copy / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    info = copy / "qnnfarm.egg-info"
+    info = copy / _INFO
     info.mkdir()
     version = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
     (info / "PKG-INFO").write_text(version, encoding="utf-8")
@@ -142,6 +149,7 @@ def _describe(copy: Path) -> None:
         for line in (f"[{group}]", *(f"{key} = {value}" for key, value in entries.items()))
     ]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (info / "sitecustomize.py").write_text(_NO_EDITABLE, encoding="utf-8")
 
 
 if __name__ == "__main__":
