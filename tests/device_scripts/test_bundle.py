@@ -171,6 +171,7 @@ dialog query nobody this-is-checked-but-not-run
     assert done.stdout.endswith("accuracy config ac\naccuracy a\n")
 
 
+@pytest.mark.genie_configuration("node text-generator")
 def test_an_app_script_of_nodes_and_pipelines(runner: Runner, bundle: Path) -> None:
     """Measured on Genie 1.21: a node says what the dialog of its configuration says."""
     dialog = json.loads((bundle / "genie_config.json").read_text())["dialog"]
