@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.results.alerts import UNSETTLED, Alert, by_series
-from harness.results.history import LEVEL_NIGHTS, MeasuredNight, Series, night_logs
+from harness.results.history import MeasuredNight, Series, night_logs
 from harness.results.metrics import Direction
 from harness.results.perplexity import PERPLEXITY
 from harness.results.statistics.changes import MIN_NIGHTS
@@ -151,15 +151,8 @@ def _settled_by(series: Series, gain: Level, matched: Mapping[Level | None, Aler
 
 
 def _of_level(series: Series, level: Level, alert: Alert | None) -> ShownChange:
-    places = [one.night for one in series.changes if one.concerns(level.devices)]
-    first = max((place for place in places if place < level.night), default=0)
-    end = min((place for place in places if place > level.night), default=len(series.nights))
-    past, present = (
-        [night for night in (one.of(level.devices) for one in nights) if night.sessions]
-        for nights in (series.nights[first : level.night], series.nights[level.night : end])
-    )
+    past, present = series.levels_beside(level)
     verdict = Verdict.REGRESSED if level.is_loss else Verdict.IMPROVED
-    past, present = past[-LEVEL_NIGHTS:], present[:LEVEL_NIGHTS]
     return replace(_compare(series, past, present, verdict, level.ratio, alert), scope=level.scope)
 
 

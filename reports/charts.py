@@ -430,7 +430,7 @@ def beside_figure(a: Run, b: Run) -> Figure:
     means = (RunMeans.of(a).means, RunMeans.of(b).means)
     rows: list[tuple[Value, ...]] = []
     for key, metric in METRICS.items():
-        x, y = (side[key].value if key in side else None for side in means)
+        x, y = (side.get(key) for side in means)
         if x is not None or y is not None:
             texts = (None if value is None else metric.show(value) for value in (x, y))
             rows.append((metric.label, *texts, y / x if x and y else None))

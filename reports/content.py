@@ -33,9 +33,8 @@ from reports.history import SeriesGroup
 from reports.summary import (
     UNCHECKED,
     Matrix,
-    PerplexityRow,
+    ScoredRow,
     SummaryRow,
-    TaskRow,
     find_matrices,
 )
 
@@ -145,8 +144,8 @@ class Section:
 
     key: Kind
     rows: tuple[SummaryRow, ...]
-    perplexities: tuple[PerplexityRow, ...]
-    tasks: tuple[TaskRow, ...]
+    perplexities: tuple[ScoredRow, ...]
+    tasks: tuple[ScoredRow, ...]
     comparisons: tuple[ComparisonGroup, ...]
     changes: tuple[ShownChange, ...] = ()
 

@@ -7,7 +7,7 @@ from harness.results.gate_formats import to_document as to_gate_document
 from harness.results.records import ContainerInfo, Run
 from reports.changes import ShownChange
 from reports.page import Page
-from reports.summary import FailureGroup, PerplexityRow, ScoredRow, SummaryCell, SummaryRow, TaskRow
+from reports.summary import FailureGroup, ScoredRow, SummaryRow
 
 VERSION = 1
 """Increases when a key is removed or changes its meaning; new keys may be added without."""
@@ -63,7 +63,7 @@ def _row(row: SummaryRow) -> dict[str, object]:
         "tool": row.subject.tool,
         "workload": row.label,
         "notes": list(row.notes),
-        "metrics": {key: _cell(cell) for key, cell in row.cells.items()},
+        "metrics": {key: _cell(row, key) for key in row.cells},
         "bandwidth_share": row.bandwidth_share,
         "perplexity": _values(row.perplexity) if row.perplexity else None,
         "output": row.output,
@@ -72,8 +72,8 @@ def _row(row: SummaryRow) -> dict[str, object]:
     }
 
 
-def _cell(cell: SummaryCell) -> dict[str, object]:
-    stats = cell.stats
+def _cell(row: SummaryRow, key: str) -> dict[str, object]:
+    stats = row.cells[key]
     return {
         "mean": stats.mean,
         "sd": stats.sd,
@@ -82,11 +82,11 @@ def _cell(cell: SummaryCell) -> dict[str, object]:
         "max": stats.maximum,
         "repetitions": stats.n,
         "sessions": stats.sessions,
-        "stability": asdict(cell.stability) if cell.stability else None,
+        "stability": asdict(row.stability[key]),
     }
 
 
-def _perplexity(row: PerplexityRow) -> dict[str, object]:
+def _perplexity(row: ScoredRow) -> dict[str, object]:
     definition = row.subject.scored
     return {
         **_subject(row),
@@ -97,7 +97,7 @@ def _perplexity(row: PerplexityRow) -> dict[str, object]:
     }
 
 
-def _task(row: TaskRow) -> dict[str, object]:
+def _task(row: ScoredRow) -> dict[str, object]:
     return {
         **_subject(row),
         "task": row.task,
@@ -128,7 +128,7 @@ def _container(container: ContainerInfo | None) -> dict[str, object]:
     return {"precision": container.precision, "ars": list(container.ars), "cl": container.cl}
 
 
-def _values(row: PerplexityRow) -> dict[str, object]:
+def _values(row: ScoredRow) -> dict[str, object]:
     """Return the values, and how much text they are over."""
     definition = row.subject.scored
     scored = {"windows": definition.windows, "tokens": definition.tokens} if definition else {}

@@ -38,7 +38,7 @@ class HistoryPoint:
         """Size of the container, or of its deployment, as far as known."""
         means, size = self.newest.means, self.newest.run.container.size_bytes
         push, reuse = means.get("push_bytes"), means.get("reused_bytes")
-        return size or (push.value + reuse.value if push and reuse else None)
+        return size or (push + reuse if push and reuse else None)
 
     @property
     def bits_per_weight(self) -> float | None:

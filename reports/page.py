@@ -283,7 +283,7 @@ def run_page(
 def brief_results(one: RunMeans) -> str:
     """Format the main means of a run in one line: speeds and quality; empty if it has none."""
     return ", ".join(
-        f"{find_metric(key).label} {find_metric(key).show(one.means[key].value)}"
+        f"{find_metric(key).label} {find_metric(key).show(one.means[key])}"
         for key in BRIEF_METRICS
         if key in one.means
     )

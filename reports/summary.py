@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Literal, TypeVar
@@ -60,27 +60,8 @@ UNCOMPARED = "Unchecked: the embeddings were not compared with those of the mode
 
 
 @dataclass(frozen=True, slots=True)
-class SummaryCell:
-    """One metric of one row."""
-
-    metric: Metric
-    stats: Stats
-    stability: Stability | None = None
-
-    @property
-    def text(self) -> str:
-        """`mean ± sd` in the metric's shown unit."""
-        return self.stats.show(self.metric)
-
-    @property
-    def spread(self) -> str:
-        """The standard deviation in the metric's shown unit; empty for a single value."""
-        return self.stats.show_spread(self.metric)
-
-
-@dataclass(frozen=True, slots=True)
 class ScoredRow:
-    """Scores of one container.
+    """Scores of one container: its perplexity over one text, or those of a task.
 
     Attributes:
         remarks: differences between the runs behind it, in words.
@@ -96,11 +77,6 @@ class ScoredRow:
         """The container that was scored."""
         return self.runs[-1].container
 
-
-@dataclass(frozen=True, slots=True)
-class PerplexityRow(ScoredRow):
-    """Perplexity of one container over one text, on the device and on the host."""
-
     @property
     def scored(self) -> str:
         """Amount of text that it is over: `8 windows, 1,280 tokens`."""
@@ -113,18 +89,9 @@ class PerplexityRow(ScoredRow):
         has_reference = any(self.difference(reference) is not None for reference in REFERENCES)
         return (has_reference, definition.tokens if definition else 0, self.runs[-1].created_at)
 
-    def show(self, key: str) -> str:
-        """Format a value with its unit; empty if there is none."""
-        return find_metric(key).show(self.values[key]) if key in self.values else ""
-
     def difference(self, reference: str) -> float | None:
         """Return the relative distance of the device from the reference."""
         return deviation(self.values, reference)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskRow(ScoredRow):
-    """Scores of one container in one task."""
 
     @property
     def task(self) -> str:
@@ -133,7 +100,7 @@ class TaskRow(ScoredRow):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """Number of rows, and how they were asked."""
+        """Number of rows of a task, and how they were asked."""
         return self.runs[-1].workload.sampler
 
     def show(self, key: str) -> str:
@@ -142,7 +109,7 @@ class TaskRow(ScoredRow):
             return ""
         metric, error = find_metric(key), self.values.get(f"{key}_error")
         spread = "" if error is None else f" ± {metric.format(error, beside=self.values[key])}"
-        return f"{metric.format(self.values[key])}{spread} {metric.shown_unit}"
+        return f"{metric.format(self.values[key])}{spread} {metric.shown_unit}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +119,8 @@ class SummaryRow:
     Attributes:
         label: the workload; empty where only perplexity was measured.
         runs: the runs behind the speeds.
+        cells: statistics of the speeds, by metric.
+        stability: the grades of these.
         perplexity: of all that were measured, the one with a reference and over most tokens.
         remarks: reasons not to trust the row, in words.
         output: whether the output was found correct; rows without that are ranked below.
@@ -164,9 +133,10 @@ class SummaryRow:
     subject: Subject
     label: str
     runs: tuple[Run, ...]
-    cells: Mapping[str, SummaryCell]
-    perplexity: PerplexityRow | None
+    cells: Mapping[str, Stats]
+    perplexity: ScoredRow | None
     remarks: tuple[str, ...]
+    stability: Mapping[str, Stability] = field(default_factory=dict)
     output: Output = "unchecked"
     grade: str = ""
     grade_reasons: tuple[str, ...] = ()
@@ -218,24 +188,24 @@ class SummaryRow:
         decode, accepted = (self.cells.get(key) for key in ("decode_tokens_per_s", ACCEPTED))
         if decode is None or self.container is None or self.subject.emulator:
             return None
-        steps = decode.stats.mean / (accepted.stats.mean if accepted else 1.0)
+        steps = decode.mean / (accepted.mean if accepted else 1.0)
         return find_bandwidth_share(steps, self.container, self.subject.soc)
 
     def value(self, key: str) -> float | None:
         """Return the mean of a metric, or the perplexity; None if it has none."""
         if key in self.cells:
-            return self.cells[key].stats.mean
+            return self.cells[key].mean
         return self.perplexity.values.get(key) if self.perplexity else None
 
     @property
     def n(self) -> int:
         """Repetitions behind the speeds."""
-        return max((cell.stats.n for cell in self.cells.values()), default=0)
+        return max((cell.n for cell in self.cells.values()), default=0)
 
     @property
     def units(self) -> int:
         """Sessions behind the speeds, or the repetitions of a single one, whose spread is shown."""
-        return max((cell.stats.units for cell in self.cells.values()), default=0)
+        return max((cell.units for cell in self.cells.values()), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +244,7 @@ def _failure(run: Run) -> tuple[object, ...]:
 
 def perplexities(
     runs: Sequence[Run], told: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-) -> tuple[PerplexityRow, ...]:
+) -> tuple[ScoredRow, ...]:
     """List a row for each subject and text, newest text first within a subject.
 
     Args:
@@ -293,7 +263,7 @@ def perplexities(
 
 def task_rows(
     runs: Sequence[Run], told: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-) -> tuple[TaskRow, ...]:
+) -> tuple[ScoredRow, ...]:
     """List a row for each subject and task; of several runs with one score, the newest.
 
     Args:
@@ -304,9 +274,7 @@ def task_rows(
     rows = []
     for ((subject, _), changes), group in groups:
         same, left_out = _like_newest(group)
-        newest = RunMeans.of(same[-1]).means
-        values = {key: mean.value for key, mean in newest.items()}
-        rows.append(TaskRow(subject, same, values, changes + left_out))
+        rows.append(ScoredRow(subject, same, RunMeans.of(same[-1]).means, changes + left_out))
     return tuple(sorted(rows, key=lambda row: (row.task, *_order(row.subject, row.container))))
 
 
@@ -390,11 +358,11 @@ def _all_values(run: Run, key: str) -> tuple[float, ...]:
     return run.values(key) + run.values(key, warmup=True)
 
 
-def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]) -> SummaryRow:
+def _row(subject: Subject, group: Sequence[Run], scored: Sequence[ScoredRow]) -> SummaryRow:
     perplexity, perplexity_remarks = _choose_perplexity(scored)
     runs, left_out = _like_newest(group)
     steady, devices = not subject.emulator, [run.device.serial for run in runs]
-    cells = {}
+    cells, stability = {}, {}
     by_metric: list[tuple[Metric, str]] = []
     for name in SPEED_METRICS:
         if not any(_all_values(run, name) for run in runs):
@@ -405,7 +373,7 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]
         sessions = [run.values(name) for run in runs]
         stats = summarise_sessions(sessions, devices)
         if stats is not None:
-            cells[name] = SummaryCell(metric, stats, grade_runs(runs, name))
+            cells[name], stability[name] = stats, grade_runs(runs, name)
         if Use.SESSION not in metric.use:
             by_metric += [
                 (metric, remark) for remark in remark_on(sessions, devices, on_spread=steady)
@@ -416,10 +384,11 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]
     if output == "unchecked" and not subject.is_imported:
         remarks.append(UNCOMPARED if subject.kind == "embed" else UNCHECKED)
     remarks += perplexity_remarks
-    grade, reasons = _grade(cells) if steady else ("", ())
+    grade, reasons = _grade(stability) if steady else ("", ())
     return SummaryRow(
-        subject, subject.label, runs, cells, perplexity, tuple(remarks), output, grade, reasons
-    )
+        subject, subject.label, runs, cells, perplexity, tuple(remarks), stability, output, grade,
+        reasons,
+    )  # fmt: skip
 
 
 def _by_device(runs: Sequence[Run], key: str) -> Iterator[str]:
@@ -446,8 +415,8 @@ def _by_device(runs: Sequence[Run], key: str) -> Iterator[str]:
 
 
 def _choose_perplexity(
-    scored: Sequence[PerplexityRow],
-) -> tuple[PerplexityRow | None, tuple[str, ...]]:
+    scored: Sequence[ScoredRow],
+) -> tuple[ScoredRow | None, tuple[str, ...]]:
     """Choose the perplexity that tells most, and remark on it and on those measured after it.
 
     A quick one over a few windows does not replace one with a reference. That of a draft model says
@@ -468,7 +437,7 @@ def _choose_perplexity(
     return best, (*best.remarks, *remarks)
 
 
-def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:
+def _output(runs: Sequence[Run], perplexity: ScoredRow | None) -> Output:
     """Judge the output as its runs were judged; else by a perplexity beside its references."""
     if all(run.check.outcome == "passed" for run in runs):
         return "checked"
@@ -480,10 +449,9 @@ def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:
     return "checked" if matches_references(perplexity.values, precision) else "unchecked"
 
 
-def _grade(cells: Mapping[str, SummaryCell]) -> tuple[str, tuple[str, ...]]:
+def _grade(of_metrics: Mapping[str, Stability]) -> tuple[str, tuple[str, ...]]:
     """Return the worst grade of the rates, with reasons; an unknown grade is the worst."""
-    graded = ((key, cells[key].stability) for key in LEADING_METRICS if key in cells)
-    by_key = {key: stability for key, stability in graded if stability is not None}
+    by_key = {key: of_metrics[key] for key in LEADING_METRICS if key in of_metrics}
     grades = [stability.grade for stability in by_key.values()]
     if not grades:
         return "", ()
@@ -551,7 +519,7 @@ def _repetitions(run: Run) -> int:
     return max(len(run.values(name)) for name in SPEED_METRICS)
 
 
-def _perplexity(subject: Subject, group: Sequence[Run]) -> PerplexityRow:
+def _perplexity(subject: Subject, group: Sequence[Run]) -> ScoredRow:
     runs, left_out = _like_newest(group)
     values: dict[str, float] = {}
     remarks = [*left_out]
@@ -565,7 +533,7 @@ def _perplexity(subject: Subject, group: Sequence[Run]) -> PerplexityRow:
                 remarks.append(f"{find_metric(name).label}: runs differ, {spread}")
     if runs[-1].check.outcome != "passed":  # by a bound that the user gave
         remarks += find_perplexity_faults(values, runs[-1].container.precision)
-    return PerplexityRow(subject, runs, values, tuple(remarks))
+    return ScoredRow(subject, runs, values, tuple(remarks))
 
 
 MATRIX_METRICS = (

@@ -21,7 +21,7 @@ from harness.words import NO_VALUE, percent, pluralize
 from reports.content import Section
 from reports.headline import Headline
 from reports.page import Page
-from reports.summary import MOST_COLUMNS, FailureGroup, Matrix, SummaryRow, TaskRow
+from reports.summary import MOST_COLUMNS, FailureGroup, Matrix, ScoredRow, SummaryRow
 from reports.text import short_time
 
 _GRADE_RANK, _SHARE_RANK, _EMPTY_RANK = 3, 8, 9
@@ -70,10 +70,10 @@ def _print_rows(section: Section, console: Console) -> None:
                 _print_line(console, line)
 
 
-def _task(row: TaskRow) -> str:
+def _task(row: ScoredRow) -> str:
     """Return the scores of a container in a task."""
-    scores = (f"{find_metric(key).label.lower()} {row.show(key)}" for key in TASK_METRICS)
-    words = ", ".join(score for score in scores if not score.endswith(" "))
+    keys = (key for key in TASK_METRICS if key in row.values)
+    words = ", ".join(f"{find_metric(key).label.lower()} {row.show(key)}" for key in keys)
     name = f"{container_name(row.container)} on {row.subject.where}"
     parts = filter(None, (name, row.subject.by, words))
     return _single_line(f"{row.task}: {', '.join(parts)}")
@@ -220,7 +220,8 @@ def _matrix_cell(
 ) -> str:
     if row is None:
         return ""
-    spread = row.cells[matrix.metric.key].spread if matrix.metric.key in row.cells else ""
+    cell = row.cells.get(matrix.metric.key)
+    spread = cell.show_spread(matrix.metric) if cell else ""
     lines = (
         matrix.metric.format(matrix.value(row)),
         spread and f"± {spread}",
@@ -251,7 +252,7 @@ def _grade(row: SummaryRow) -> str:
 
 def _speed(row: SummaryRow, key: str) -> str:
     cell = row.cells.get(key)
-    return NO_VALUE if cell is None else cell.text.replace(" ± ", "\n± ")
+    return NO_VALUE if cell is None else cell.show(find_metric(key)).replace(" ± ", "\n± ")
 
 
 def _perplexity(row: SummaryRow) -> tuple[str, str]:

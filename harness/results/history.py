@@ -40,7 +40,7 @@ from harness.results.metrics import JUDGED_METRICS, Direction, Metric, find_metr
 from harness.results.nights import choose_branch, find_main_branch, find_strays, group_nights
 from harness.results.perplexity import PERPLEXITY
 from harness.results.provenance import git_branches, own_version
-from harness.results.records import SIDES, Mean, Run, RunHead, RunMeans
+from harness.results.records import SIDES, Run, RunHead, RunMeans
 from harness.results.stability import start_temperature
 from harness.results.statistics import changes
 from harness.results.statistics.changes import (
@@ -64,7 +64,7 @@ AGES = (30, 90, 365)
 _BEYOND = 1.5
 """Half widths of an interval beyond which a slow change is no noise."""
 _SUBJECTS_AT_ONCE = 40
-_NONE: Mapping[str, Mean] = {}
+_NONE: Mapping[str, float] = {}
 _SMALLEST: Mapping[str, float] = {PERPLEXITY: PERPLEXITY_THRESHOLD}
 """Metrics without noise, in which smaller changes count."""
 
@@ -113,6 +113,9 @@ class MeasuredNight:
     def mean(self) -> float:
         """Mean of the sessions."""
         return math.fsum(session.value for session in self.sessions) / len(self.sessions)
+
+
+Levels = tuple[Sequence[MeasuredNight], Sequence[MeasuredNight]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +307,23 @@ class Series:
             next((night for night in since if night.sessions), empty[1]),
         )
 
+    def levels_beside(self, change: Change, changes: Iterable[Change] = ()) -> "Levels":
+        """Return the nights of the levels before and since a change that are next to it.
+
+        They are of its devices. Changes of other devices alone do not end a level.
+
+        Args:
+            changes: that end levels; by default those of the series.
+        """
+        edges = [one.night for one in changes or self.changes if one.concerns(change.devices)]
+        first = max((edge for edge in edges if edge < change.night), default=0)
+        end = min((edge for edge in edges if edge > change.night), default=len(self.nights))
+        before, since = (
+            [night for night in (one.of(change.devices) for one in nights) if night.sessions]
+            for nights in (self.nights[first : change.night], self.nights[change.night : end])
+        )
+        return before[-LEVEL_NIGHTS:], since[:LEVEL_NIGHTS]
+
     @cached_property
     def swaps(self) -> Mapping[int, str]:
         """Nights from which other devices measure than on all nights before, with both in words.
@@ -467,7 +487,7 @@ class PlacedRuns:
 
 def _judge(
     subjects: Iterable[str],
-    means: Mapping[str, Mapping[str, Mean]],
+    means: Mapping[str, Mapping[str, float]],
     placed: PlacedRuns,
     metrics: Sequence[str],
     read: Callable[[Collection[str]], Mapping[str, Run]],
@@ -524,7 +544,10 @@ def _with_changes(series: Series, judged: SeriesJudgement) -> Series:
     ]
     return replace(
         series,
-        changes=tuple(replace(one, ratio=_ratio(series, one, standing)) for one in standing),
+        changes=tuple(
+            replace(one, ratio=_ratio(series, one, series.levels_beside(one, standing)))
+            for one in standing
+        ),
         refuted=tuple(change for change in judged.changes if change.refuted is not None),
         smallest_loss=_as_loss(series.metric, judged.smallest_loss),
         unit=judged.unit,
@@ -553,23 +576,13 @@ def _moved(changes: Iterable[Change], nights: int) -> tuple[Change, ...]:
     )
 
 
-def _ratio(series: Series, change: Change, changes: Iterable[Change]) -> float:
+def _ratio(series: Series, change: Change, levels: Levels) -> float:
     """Return the new level over the old one, each the median of its nights next to the change.
 
     Each device is held against itself, where it measured before and since. What was seen when the
     change was found stands as long as the levels say the opposite.
-
-    Args:
-        changes: all of the series; those of other devices alone do not end a level.
     """
-    edges = [one.night for one in changes if one.concerns(change.devices)]
-    first = max((edge for edge in edges if edge < change.night), default=0)
-    end = min((edge for edge in edges if edge > change.night), default=len(series.nights))
-    before, since = (
-        [night for night in (one.of(change.devices) for one in nights) if night.sessions]
-        for nights in (series.nights[first : change.night], series.nights[change.night : end])
-    )
-    before, since = before[-LEVEL_NIGHTS:], since[:LEVEL_NIGHTS]
+    before, since = levels
     if not before or not since:
         return change.ratio
     ratio = math.exp(statistics.median(night_logs(before, since)[1]))
@@ -669,15 +682,15 @@ def _is_wanted(series: Series, wanted: SeriesFilter) -> bool:
 
 
 def _nights(
-    nights: Iterable[Sequence[RunHead]], means: Mapping[str, Mapping[str, Mean]], key: str
+    nights: Iterable[Sequence[RunHead]], means: Mapping[str, Mapping[str, float]], key: str
 ) -> tuple[MeasuredNight, ...]:
     """Return the nights in which a metric was measured."""
     result = []
     for night in nights:
         sessions = [
-            MeasuredSession(head, mean.value)
+            MeasuredSession(head, mean)
             for head in night
-            if (mean := means[head.id].get(key)) and 0 < mean.value < math.inf
+            if 0 < (mean := means[head.id].get(key, 0.0)) < math.inf
         ]
         if sessions:
             result.append(MeasuredNight(night[0].created_at, tuple(sessions)))

@@ -489,19 +489,11 @@ class Run(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
-    """Measured repetitions of one metric in one run, without warm-ups."""
-
-    value: float
-    repetitions: int
-
-
-@dataclass(frozen=True, slots=True)
 class RunMeans:
-    """A run without its measurements, and their means by metric."""
+    """A run without its measurements, and their means by metric, without warm-ups."""
 
     run: Run
-    means: Mapping[str, Mean] = field(default_factory=dict)
+    means: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> "RunMeans":
@@ -510,5 +502,4 @@ class RunMeans:
         for one in run.measurements:
             if not one.is_warmup:
                 values.setdefault(one.metric, []).append(one.value)
-        means = {key: Mean(statistics.fmean(series), len(series)) for key, series in values.items()}
-        return cls(run, means)
+        return cls(run, {key: statistics.fmean(series) for key, series in values.items()})

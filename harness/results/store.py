@@ -56,7 +56,6 @@ from harness.results.records import (
     ArtifactRecord,
     ComparisonRecord,
     ContainerInfo,
-    Mean,
     RepetitionTelemetry,
     Run,
     RunHead,
@@ -348,7 +347,7 @@ class ResultsStore(Closeable):
 
     def means(
         self, chosen: Select[Any] | None = None, metrics: Collection[str] = ()
-    ) -> Mapping[str, Mapping[str, Mean]]:
+    ) -> Mapping[str, Mapping[str, float]]:
         """Read the means of runs by metric, of those that have any.
 
         The database computes them, so that a million repetitions become some ten thousand rows
@@ -360,17 +359,17 @@ class ResultsStore(Closeable):
         """
         table = schema.measurements
         key = (table.c.run_id, table.c.metric)
-        query = select(*key, func.avg(table.c.value), func.count()).group_by(*key)
+        query = select(*key, func.avg(table.c.value)).group_by(*key)
         query = query.where(table.c.is_warmup.is_(False))
         if chosen is not None:
             ids = chosen.with_only_columns(schema.runs.c.id).subquery()
             query = query.join(ids, table.c.run_id == ids.c.id)
         if metrics:
             query = query.where(table.c.metric.in_(metrics))
-        means = defaultdict[str, dict[str, Mean]](dict)
+        means = defaultdict[str, dict[str, float]](dict)
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
-            for run_id, metric, value, repetitions in connection.execute(query).all():
-                means[run_id][metric] = Mean(value, repetitions)
+            for run_id, metric, value in connection.execute(query).all():
+                means[run_id][metric] = value
         return means
 
     def measured(self) -> tuple[RunMeans, ...]:

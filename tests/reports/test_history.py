@@ -136,7 +136,7 @@ def test_the_present_is_the_last_night_and_only_that_is_summed_up() -> None:
     (section,) = composed(runs).sections
     (row,) = section.rows
     assert row.runs == tuple(runs[-2:])
-    assert row.cells[DECODE].stats.mean == pytest.approx(35, rel=0.02)
+    assert row.cells[DECODE].mean == pytest.approx(35, rel=0.02)
 
 
 def test_what_another_branch_measured_last_is_a_row_of_its_own() -> None:
@@ -553,8 +553,7 @@ def test_the_store_computes_the_means(make_store: MakeStore) -> None:
         expected = RunMeans.of(run).means
         assert one.means.keys() == expected.keys()
         for key, mean in expected.items():
-            assert one.means[key].value == pytest.approx(mean.value)
-            assert one.means[key].repetitions == mean.repetitions
+            assert one.means[key] == pytest.approx(mean)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.8])

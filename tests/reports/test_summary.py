@@ -10,7 +10,7 @@ import pytest
 
 from harness.results.identity import Subject, describe_changes
 from harness.results.llama_bench import backend
-from harness.results.metrics import Measurement
+from harness.results.metrics import Measurement, find_metric
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
 from harness.results.records import Run
 from reports import summary
@@ -132,7 +132,7 @@ def test_a_loss_over_nights_is_not_hidden_in_a_mean() -> None:
     (section,) = composed(nights_of(0.3)).sections
     (row,) = section.rows
     assert len(row.runs) == 6
-    assert row.cells["prefill_tokens_per_s"].stats.mean == pytest.approx(1190, rel=0.02)
+    assert row.cells["prefill_tokens_per_s"].mean == pytest.approx(1190, rel=0.02)
     assert re.fullmatch(
         r"Prefill: -(29|30)\.\d% since 2026-12-01 \(3 nights\); the row leaves out the "
         r"11 nights before",
@@ -235,16 +235,16 @@ def test_many_tests_are_rows_of_a_matrix() -> None:
 def test_warmups_are_in_no_mean(samples: Samples) -> None:
     (row, *_) = rows([samples["emulator"][0]])
     cell = row.cells["decode_tokens_per_s"]
-    assert cell.stats.n == 3
-    assert cell.stats.mean == pytest.approx((17.21 + 17.35 + 17.11) / 3)
-    assert cell.text == "17.22 ± 0.12"
+    assert cell.n == 3
+    assert cell.mean == pytest.approx((17.21 + 17.35 + 17.11) / 3)
+    assert cell.show(find_metric("decode_tokens_per_s")) == "17.22 ± 0.12"
 
 
 def test_sessions_are_counted(samples: Samples) -> None:
     found = {row.subject.target: row for row in rows(samples["mixed"])}
     assert found["SM8750"].n == 6
     assert len(found["SM8750"].runs) == 2
-    assert found["SM8750"].cells["decode_tokens_per_s"].stats.sessions == 2
+    assert found["SM8750"].cells["decode_tokens_per_s"].sessions == 2
 
 
 def test_speeds_of_texts_stand_in_only_where_there_is_no_benchmark(samples: Samples) -> None:
