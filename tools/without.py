@@ -36,7 +36,6 @@ _QUICK = (
     "tests/harness/deploy/test_eviction.py", "tests/harness/devices/test_spec.py",
     "tests/harness/evaluation", "tests/harness/test_importing.py", "tests/harness/test_words.py",
 )  # fmt: skip
-_INFO = "qnnfarm.egg-info"
 _NO_EDITABLE = """
 import sys
 sys.meta_path[:] = [one for one in sys.meta_path if "__editable__" not in repr(one)]
@@ -63,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _works_without(name: str, *, quick: bool) -> bool:
     with tempfile.TemporaryDirectory(prefix=f"without-{name}-") as folder:
-        copy = Path(folder)
+        copy = Path(folder) / "checkout"
+        copy.mkdir()
         lines = _copy(copy, name)
         print(f"without {name}: plugins/{name}, tests/plugins/{name}, and of pyproject.toml", lines)
         python, pytest = sys.executable, ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]
@@ -83,7 +83,7 @@ def _works_without(name: str, *, quick: bool) -> bool:
 
 
 def _succeeds(step: str, command: Sequence[str], copy: Path, name: str) -> bool:
-    path = f"{copy}{os.pathsep}{copy / _INFO}"
+    path = f"{copy}{os.pathsep}{copy.parent}"
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         command, cwd=copy, env=environment, capture_output=True, text=True, check=False
@@ -138,7 +138,7 @@ def _blocks(text: str) -> Iterator[list[str]]:
 def _describe(copy: Path) -> None:
     """Write the metadata by which Python finds the copy's entry points, not the installed ones."""
     project = tomllib.loads((copy / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    info = copy / _INFO
+    info = copy / "qnnfarm.egg-info"
     info.mkdir()
     version = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
     (info / "PKG-INFO").write_text(version, encoding="utf-8")
@@ -149,7 +149,7 @@ def _describe(copy: Path) -> None:
         for line in (f"[{group}]", *(f"{key} = {value}" for key, value in entries.items()))
     ]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (info / "sitecustomize.py").write_text(_NO_EDITABLE, encoding="utf-8")
+    (copy.parent / "sitecustomize.py").write_text(_NO_EDITABLE, encoding="utf-8")
 
 
 if __name__ == "__main__":
