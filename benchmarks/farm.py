@@ -117,6 +117,7 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
     with (
         Pool.of([DeviceSpec("android", serial) for serial in serials]) as pool,
         ResultsStore.open(folder / "results.db") as store,
+        store.database.kept_open(),
     ):
         print(f"  pool of {len(serials)} devices opened in {time.monotonic() - began:.1f} s")
         journal = Journal(store.database, "farm")

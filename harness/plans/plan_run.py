@@ -145,6 +145,7 @@ def open_plan_run(
         journal = Journal(store.database, plan.name, place)
         logs = path.with_name(f"{path.name}.logs")
         if not dry_run:
+            stack.enter_context(store.database.kept_open())
             journal.begin(fresh=fresh)
             if fresh:
                 shutil.rmtree(logs, ignore_errors=True)

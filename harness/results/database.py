@@ -170,6 +170,20 @@ class ResultsDatabase:
             finally:
                 connection.close()
 
+    @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Keep a connection to a SQLite file open, for a process that writes often.
+
+        Else each writer is the last to leave, and clears the WAL up, which takes several fsyncs.
+        """
+        if not self.is_file:
+            yield
+            return
+        with self.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM sqlite_master")
+            cursor.fetchall()
+            yield
+
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()

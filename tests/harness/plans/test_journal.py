@@ -65,6 +65,17 @@ def test_a_later_run_knows_what_became_of_each_cell(database: ResultsDatabase) -
     assert Journal(database, "another plan").durations == {}
 
 
+def test_a_database_that_is_kept_open_keeps_its_wal(
+    database: ResultsDatabase, tmp_path: Path
+) -> None:
+    """Clearing it up after each write takes several fsyncs, and a plan writes for each cell."""
+    wal = tmp_path / "results.db-wal"
+    with database.kept_open():
+        begun(database)
+        assert wal.stat().st_size > 0
+    assert not wal.exists()
+
+
 def test_a_fresh_start_forgets_results_and_keeps_durations(database: ResultsDatabase) -> None:
     done, *_ = write(database)
     before = Journal(database, "plan").plan_run_id
