@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
@@ -283,8 +283,8 @@ def make_virtual_device(adb_server: AdbServer) -> Iterator[MakeDevice]:
 
     made: list[manager.VirtualDevice] = []
 
-    def make(**options: int) -> "tuple[manager.VirtualDevice, Device]":
-        virtual = manager.start(f"t{secrets.token_hex(4)}", SOC, **options)  # type: ignore[arg-type]
+    def make(**options: Any) -> "tuple[manager.VirtualDevice, Device]":  # noqa: ANN401
+        virtual = manager.start(f"t{secrets.token_hex(4)}", SOC, **options)
         made.append(virtual)
         adb_server.connect(virtual.serial)
         return virtual, Device(AdbTransport(adb_server, virtual.serial))

@@ -100,7 +100,8 @@ def _try_namespace(kind: Literal["user", "root"]) -> str | None:
         return f"this checkout is without {VIRTUAL}"
     from plugins.virtual_android.namespace import NamespaceKind, try_namespace
 
-    return try_namespace(NamespaceKind(kind))
+    refused: str | None = try_namespace(NamespaceKind(kind))
+    return refused
 
 
 @cache

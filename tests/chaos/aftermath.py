@@ -177,7 +177,7 @@ def _wait_until_down(farm: Farm, number: int) -> None:
 
 
 def _cuts(event: LoggedEvent) -> bool:
-    return event.kind == "struck" and event.fault.startswith("power")
+    return bool(event.kind == "struck" and event.fault.startswith("power"))
 
 
 def _age(folder: Path, *, depth: int = 3, hidden: bool = False) -> None:

@@ -50,7 +50,8 @@ class Farm:
 
     def work_root(self, number: int) -> Path:
         """The device's work root, as this host sees it."""
-        return self.commands(number).folder / "root" / "data" / "local" / "tmp" / "qnnfarm"
+        folder: Path = self.commands(number).folder
+        return folder / "root" / "data" / "local" / "tmp" / "qnnfarm"
 
     def mark(self, number: int) -> bytes:
         """What is in the environment of every process of the device, and of no other."""

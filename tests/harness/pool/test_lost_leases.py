@@ -30,7 +30,8 @@ _PATIENCE_S = 60
 
 @pytest.fixture
 def name(two_devices: tuple[manager.VirtualDevice, ...]) -> str:
-    return two_devices[0].name
+    first: str = two_devices[0].name
+    return first
 
 
 @pytest.fixture
