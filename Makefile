@@ -7,7 +7,7 @@ $(error there is no $(PYTHON): `make setup` makes it)
 endif
 endif
 
-.PHONY: setup check docs format test genie-table genie-mutations quantization-table real-model fuzz variants exports families mutants options speculation config-campaign documents family-defaults kills lab-kills copies chaos nights verdicts board demo examples screenshots without wheel-check
+.PHONY: setup check docs format test genie-table genie-mutations quantization-table real-model fuzz variants exports families mutants options speculation config-campaign documents family-defaults kills lab-kills hosts copies chaos nights verdicts board demo examples screenshots without wheel-check
 
 # The environment of all commands below in `.venv`, and the Debian packages that tests need.
 setup:
@@ -90,6 +90,10 @@ kills:
 # Workers, submitters, hosts and the database of a lab, killed a hundred times over a plan of 300 cells; `QNNFARM_LAB_SEED=7 make lab-kills` for others.
 lab-kills:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/harness/lab/test_kills.py
+
+# Leases of three hosts whose workers are cut off, stopped and killed; `QNNFARM_LEASES=500 make hosts` for fewer than ten thousand.
+hosts:
+	$(PYTHON) -m pytest -n 0 -s -m slow tests/harness/pool
 
 # Leases under ledgers that go back to an earlier state and have copies; `QNNFARM_SEED=7 make copies` for others.
 copies:

@@ -195,7 +195,7 @@ def lab(tmp_path: Path, new_port: Callable[[], int]) -> Iterator[Lab]:
             made.end()
 
 
-@pytest.mark.variant
+@pytest.mark.slow
 @pytest.mark.needs("namespaces", "root")
 @pytest.mark.timeout(7200)
 def test_no_device_ever_has_two_holders_and_nobody_waits_for_long(lab: Lab) -> None:

@@ -36,7 +36,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 pytestmark = [
-    pytest.mark.variant,
+    pytest.mark.slow,
     pytest.mark.needs("namespaces", "root"),
     pytest.mark.timeout(600),
 ]
