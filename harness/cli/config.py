@@ -11,7 +11,7 @@ from buildlib.container.genie_files import Judgement, judge_files
 from buildlib.container.genie_limits import Limit, find_limits
 from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG
 from buildlib.container.text_embedding import TextEmbeddingConfig
-from buildlib.errors import ToolchainMissingError
+from buildlib.errors import InputFileError, ToolchainMissingError
 from buildlib.paths import default_cache_root
 from buildlib.validation import Fault
 from harness.cli.arguments import Json
@@ -49,6 +49,8 @@ def check(
     except ToolchainMissingError as error:
         no_genie = error
         judgements = judge_files(paths, ask=False)
+    if len(judgements) == 1 and judgements[0].kind is None:
+        raise InputFileError(str(paths[0]), judgements[0].ours[0].reason)
     if json:
         print_json([_as_json(each) for each in judgements])
     else:
