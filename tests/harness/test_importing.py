@@ -99,6 +99,7 @@ def test_means_of_llama_bench(name: str, speeds: tuple[float, ...]) -> None:
 ENCODINGS = {"UTF-8 with a mark": "utf-8-sig", "PowerShell": "utf-16"}
 
 
+@OTHERS
 @pytest.mark.parametrize("name", ["llama-bench.json", "llama-bench.jsonl", "llama-bench.csv"])
 @pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=ENCODINGS.keys())
 def test_noise_around_rows_and_byte_order_marks(tmp_path: Path, name: str, encoding: str) -> None:
