@@ -104,7 +104,8 @@ class BuildOptions(BaseModel):
         """
         values: dict[str, Any] = {name: getattr(self, name) for name in self.model_fields_set}
         keys = known_options(sections)
-        for key, value in by_dotted_keys(options):
+        for given, value in by_dotted_keys(options):
+            key = HtpConfigHelper.full_key(given)
             if key in _NOT_HONOURED:
                 raise InvalidOptionError(key, _NOT_HONOURED[key], ())
             if key == _BIAS_BITS and value == _UNKNOWN_BIAS_BITS:

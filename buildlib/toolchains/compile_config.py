@@ -261,11 +261,8 @@ class CompileConfig(BaseModel):
             yield self.group_context
 
     def _with_option(self, key: str, value: object) -> "CompileConfig":
-        section, _, name = key.rpartition(".")
-        of_core = name in HtpDeviceCoreConfig.model_fields
-        if section == "devices" and of_core and name not in HtpDeviceConfig.model_fields:
-            return self._with_option(f"devices.cores.{name}", value)
-        match section:
+        key = HtpConfigHelper.full_key(key)
+        match key.rpartition(".")[0]:
             case "context":
                 update: dict[str, object] = {"context": _set(self.context, key, value)}
             case "graphs":

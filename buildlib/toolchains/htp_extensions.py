@@ -372,6 +372,13 @@ class HtpConfigHelper:
         )
 
     @classmethod
+    def full_key(cls, key: str) -> str:
+        """Return the key of an option of cores that is given without them, as `devices.KEY`."""
+        section, _, name = key.rpartition(".")
+        of_core = name in HtpDeviceCoreConfig.model_fields.keys() - HtpDeviceConfig.model_fields
+        return f"devices.cores.{name}" if section == "devices" and of_core else key
+
+    @classmethod
     def list_config_options(cls) -> tuple[str, ...]:
         """Return the dotted keys of every known option."""
         return tuple(key for kind in HTP_KINDS for key in kind.known_options())

@@ -18,6 +18,7 @@ from buildlib.speculative.config import (
     SpeculativeConfig,
     SsdBuilderConfig,
 )
+from buildlib.targets import parse_target
 
 HERE = Path("/models")
 
@@ -113,3 +114,10 @@ def test_a_set_of_options_takes_its_own_keys_alone(builder: GenAIBuilderHTP) -> 
     builder.set_options({"graphs": {"dlbc": 1}, "max_workers": 1})
     assert builder.options.compilation == {"graphs.dlbc": 1}
     assert not builder.parallel_build
+
+
+def test_options_of_cores_are_given_as_those_of_the_device() -> None:
+    options = BuildOptions().with_options({"devices.perf_profile": "llm_decode_burst"})
+    (device,) = options.compile_config(parse_target("SM8750")).devices
+    assert device.cores is not None
+    assert [core.perf_profile for core in device.cores] == ["llm_decode_burst"]
