@@ -39,6 +39,7 @@ def test_a_run_without_devices_loads_nothing_more(project: pytest.Pytester) -> N
     project.runpytest_subprocess().assert_outcomes(passed=1)
 
 
+@pytest.mark.needs("plugins.virtual_android")
 def test_a_session_of_only_other_tests_opens_no_pool(project: pytest.Pytester) -> None:
     """Nothing is read or written before a test asks for a device."""
     state = project.path / "state"
@@ -178,6 +179,7 @@ def test_a_bad_pool_of_an_ini_file_is_one_line_of_the_tests_that_need_it(
     result.stdout.no_fnmatch_line("*During handling*")
 
 
+@pytest.mark.needs("plugins.virtual_android")
 def test_the_command_line_wins_over_the_ini_file(project: pytest.Pytester) -> None:
     (project.path / "pool.yaml").write_text("")
     project.makeini(

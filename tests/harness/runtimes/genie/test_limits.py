@@ -25,6 +25,7 @@ def direct(tiny_bundle: Path, tmp_path: Path) -> Path:
     return repackage(plain, GenieConfig.model_validate(values), tmp_path / "direct").path
 
 
+@pytest.mark.needs("plugins.virtual_android")
 def test_it_is_refused_by_its_pointer(direct: Path) -> None:
     with pytest.raises(WrongUseError, match="/dialog/engine/backend/QnnHtp/direct-io"):
         open_container(direct)
