@@ -17,6 +17,7 @@ from buildlib.error_base import QnnfarmError
 from buildlib.validation import without_effect
 from harness.pipeline import llm
 from harness.pipeline.llm import LLMPipeline
+from harness.pipeline.manifest import PipelineManifest
 from harness.pipeline.registry import BUILT_IN, StageRegistry
 from harness.pipeline.settings import PipelineSettings
 from suites.models import tiny_llama
@@ -156,6 +157,7 @@ def outcome(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(llm, "StageRunner", Looking)
+    monkeypatch.setattr(PipelineManifest, "save", lambda *_: None)  # that of `built` stays
     monkeypatch.setattr(Build, "outputs", look)
 
     def make(given: Keys) -> list[object] | str:
