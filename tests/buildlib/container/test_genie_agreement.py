@@ -69,10 +69,16 @@ STRICTER: Mapping[str, Mapping[str, str]] = {
         "literal_error": "kv-update-method|ssd-version|role|backend",
         "string_pattern_mismatch": "cpu-mask",
         "extra_forbidden": ".*",
-        "rule": f"rope-dim|{_FACTORS}|{_MROPE}",
+        "rule": f"rope-dim|quant-param|{_FACTORS}|{_MROPE}",
     },
     "What Genie takes and then does otherwise: a native lookup table, a group of adapters that are "
     "not there.": {"rule": "datatype|members"},
+    "The section of an encoder's node is there and an object, and nothing stands behind the "
+    "file's.": {
+        "model_type": "(text|image)-encoder",
+        "missing": "(text|image)-encoder",
+        "json_invalid": "",
+    },
 }  # fmt: skip
 """Rules by which our models refuse what Genie's parser takes, as the documents list them: kinds of
 our faults, and the last key of their pointers."""
