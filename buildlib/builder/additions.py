@@ -65,7 +65,7 @@ class PreparedModel:
         table: folder with an embedding table.
         forecast: folder with the prefix of forecast tokens.
         draft: names in the container of a draft head's binaries.
-        spoken: with hidden states as an output, and the embedding still in the graph.
+        with_states: with hidden states as an output, and the embedding still in the graph.
     """
 
     model: Path
@@ -73,7 +73,7 @@ class PreparedModel:
     table: Path | None = None
     forecast: Path | None = None
     draft: tuple[str, ...] = ()
-    spoken: CacheEntry | None = None
+    with_states: CacheEntry | None = None
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class Speculating(Addition):
                 entry = making.add(AddForecast(making.last, self.config, hashes))
                 making.prepared["forecast"] = entry.folder
             case EagletBuilderConfig():
-                making.prepared["spoken"] = making.add(GiveHiddenStates(making.last))
+                making.prepared["with_states"] = making.add(GiveHiddenStates(making.last))
                 making.prepared["draft"] = (f"{DRAFT_FOLDER}/{draft_binary(making.name)}",)
 
     def genie(self, made: Composition, prepared: PreparedModel, facts: DialogFacts) -> Composition:

@@ -443,16 +443,16 @@ class Build:
         self, graph: StageGraph, plan: BuildPlan, main: "BuiltModel"
     ) -> CacheEntry | None:
         """Build the context binary of a draft head, at the shapes of the model."""
-        spoken = main.prepared.spoken
+        with_states = main.prepared.with_states
         heads = (one.config for one in plan.additions if isinstance(one, Speculating))
         how = next(heads, None)
-        if not isinstance(how, EagletBuilderConfig) or spoken is None:
+        if not isinstance(how, EagletBuilderConfig) or with_states is None:
             return None
         path, source = how.draft_model_path, self.sources.main
         files = {Path(tensor.path) for tensor in external_tensors(load_model(path))} | {path}
         hashes = graph.runner.watch.hash({file.name: file for file in sorted(files)})
         text, quantization = source.calibration_text, plan.options.quantization
-        draft = graph.add(PrepareDraft(path, hashes, spoken, main.entry, text, quantization))
+        draft = graph.add(PrepareDraft(path, hashes, with_states, main.entry, text, quantization))
         sources, models = dict.fromkeys(plan.shapes, source), dict.fromkeys(plan.shapes, draft)
         part = Part(1, 1)
         names, whole = {part: draft_binary(self.name)}, SplitModelConfig()

@@ -122,8 +122,8 @@ def make_dialog(kind: CheckedType, folder: Path, cache_root: Path) -> tuple[Path
     if kind == "spd":
         draft = _build(folder / "draft", 1, target, (1,), cache_root)
         how = SpdBuilderConfig(draft_container=draft.path, draft_len=3)
-    speaker = PlainDialog(model.genie_config, target, model.files[TOKENIZER_FILE])
-    dialog = speculate(speaker, how, _ARS)
+    plain = PlainDialog(model.genie_config, target, model.files[TOKENIZER_FILE])
+    dialog = speculate(plain, how, _ARS)
     for name, path in dialog.files.items():
         (model.path / name).parent.mkdir(exist_ok=True)
         shutil.copy(path, model.path / name)

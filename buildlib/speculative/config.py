@@ -207,7 +207,7 @@ def check_speculation(how: SpeculativeConfig, ars: Sequence[int], *, on_host: bo
 
 
 def speculate(
-    speaker: PlainDialog,
+    plain: PlainDialog,
     how: SpeculativeConfig,
     ars: Sequence[int],
     draft_bins: Sequence[str] = (),
@@ -216,7 +216,7 @@ def speculate(
     """Turn a plain dialog into one that speculates.
 
     Args:
-        speaker: the model, with one graph for each AR of `ars`.
+        plain: the model, with one graph for each AR of `ars`.
         draft_bins: names in the container of an Eaglet draft's binaries.
         draft_vocab: tokens that it knows; None for those of the model.
 
@@ -227,14 +227,14 @@ def speculate(
     check_speculation(how, ars)
     match how:
         case LadeBuilderConfig():
-            return Speculation(speaker.config.with_type("lade", lade=_block(Lade, how)))
+            return Speculation(plain.config.with_type("lade", lade=_block(Lade, how)))
         case SpdBuilderConfig():
             spd = _block(Spd, how)
-            return _drafted(speaker, how.draft_container, "spd", spd=spd)
+            return _drafted(plain, how.draft_container, "spd", spd=spd)
         case SsdBuilderConfig():
-            return Speculation(speaker.config.with_type("ssd-q1", ssd=_ssd(how)))
+            return Speculation(plain.config.with_type("ssd-q1", ssd=_ssd(how)))
         case EagletBuilderConfig():
-            return _eaglet(speaker.config, how, max(ars), draft_bins, draft_vocab)
+            return _eaglet(plain.config, how, max(ars), draft_bins, draft_vocab)
 
 
 def _ssd(how: SsdBuilderConfig) -> Ssd:
@@ -283,13 +283,13 @@ def _check_file(path: Path, key: str) -> None:
     _require(path.is_file(), key, f"there is no file {path}")
 
 
-def _drafted(speaker: PlainDialog, folder: Path, kind: str, **block: GenieBlock) -> Speculation:
+def _drafted(plain: PlainDialog, folder: Path, kind: str, **block: GenieBlock) -> Speculation:
     """Add a second engine, with its binaries in a folder of their own."""
-    config = speaker.config
+    config = plain.config
     draft = GenAIContainer.load(folder)
     ours, theirs = config.dialog.context, draft.genie_config.dialog.context
     for key, mine, its in (
-        ("target", str(speaker.target), draft.metadata.target.name),
+        ("target", str(plain.target), draft.metadata.target.name),
         ("context length", ours.size, theirs.size),
         ("vocabulary", ours.n_vocab, theirs.n_vocab),
         ("bos token", ours.bos_token, theirs.bos_token),
@@ -297,7 +297,7 @@ def _drafted(speaker: PlainDialog, folder: Path, kind: str, **block: GenieBlock)
     ):
         reason = f"{folder} has another {key} ({its}, the model {mine})"
         _require(mine == its, "draft_container", reason)
-    same = _tokens(speaker.tokenizer) == _tokens(draft.files[TOKENIZER])
+    same = _tokens(plain.tokenizer) == _tokens(draft.files[TOKENIZER])
     _require(same, "draft_container", f"{folder} has a tokenizer with other tokens than the model")
     reason = f"{folder} looks tokens up in a table of its own, and a dialog has one table"
     _require(draft.genie_config.dialog.embedding is None, "draft_container", reason)

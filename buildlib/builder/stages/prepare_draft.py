@@ -53,7 +53,7 @@ class PrepareDraft(CachedStage):
     Attributes:
         draft: the head as ONNX.
         files: SHA-256 of its files by name.
-        spoken: the target with hidden states, its embedding in the graph.
+        with_states: the target with hidden states, its embedding in the graph.
         target: the same with its embedding on the host.
         calibration_text: on which the head is calibrated.
         quantization: bits of the head, whose cache has those of the target's.
@@ -62,7 +62,7 @@ class PrepareDraft(CachedStage):
     operation = "draft"
     draft: Path
     files: Mapping[str, str]
-    spoken: CacheEntry
+    with_states: CacheEntry
     target: CacheEntry
     calibration_text: str | None
     quantization: QuantizationOptions
@@ -84,7 +84,7 @@ class PrepareDraft(CachedStage):
         }
 
     def run(self, folder: Path) -> None:
-        before = self.spoken.folder
+        before = self.with_states.folder
         config = load_config(before / CONFIG_FILE)
         head = DraftHead.load(self.draft, config)
         model = load_model(self.draft)

@@ -59,8 +59,8 @@ def speculated(
 ) -> Speculation:
     """Of a model for the emulator with the reference model's tokenizer."""
     tokenizer = tiny_llama.folder() / "tokenizer.json"
-    speaker = PlainDialog(config, EMULATOR, tokenizer)
-    return speculate(speaker, how, ars, draft_bins, draft_vocab)
+    plain = PlainDialog(config, EMULATOR, tokenizer)
+    return speculate(plain, how, ars, draft_bins, draft_vocab)
 
 
 def judged(config: GenieConfig) -> GenieConfig:
