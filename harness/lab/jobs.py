@@ -271,12 +271,11 @@ class LabJobs(Closeable):
         settings: PlanSettings,
         chosen: Iterable[tuple[Cell, CellFiles, int]],
     ) -> int:
-        """Put cells that neither wait nor run into the queue; return their number.
+        """Put cells into the queue that do not wait there yet; return their number.
 
         Args:
             chosen: cells with their files and priorities; the highest run first.
         """
-        live = self.live(plan_run)
         arguments: dict[str, Any] = {
             "plan_run": plan_run,
             "settings": settings.model_dump(mode="json"),
@@ -295,7 +294,6 @@ class LabJobs(Closeable):
                 },
             )
             for cell, files, priority in chosen
-            if cell.key not in live
         ]
         return self.put(jobs)
 

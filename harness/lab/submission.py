@@ -57,9 +57,12 @@ class LabRun:
         with self.jobs.store.database.reading() as connection:
             durations = Durations(cells, read_durations(connection, self.plan.name))
         files = find_files(cells, tuple(self.plan.push), self.runner.models)
+        live = self.jobs.live(self.id)  # first: what ends meanwhile is found done
+        done = self.runner.earlier_outcomes(cells, self.jobs.ends(self.id))
         entries = (
             (cell, its_files, min(round(durations.expected_s(cell) * _PRIORITY_PER_S), _LAST))
             for cell, its_files in zip(cells, files, strict=True)
+            if cell.key not in live and cell.key not in done
         )
         return self.jobs.submit(self.id, PlanSettings.of(self.plan), entries)
 

@@ -241,6 +241,19 @@ def test_worker_that_was_taken_for_dead_takes_jobs_again(lab: Lab) -> None:
         run.jobs.unregister()
 
 
+def test_cell_that_ends_while_its_plan_is_submitted_again_runs_once(lab: Lab) -> None:
+    plan = lab.plan("true", devices=[{"soc": "SM8650"}])  # no host of the lab has it
+    with open_lab_run(plan) as run, open_lab_run(plan) as again:
+        assert run.submit() == 1
+        run.jobs.register("h9", 1)
+        job = run.jobs.fetch(queue_name(run.cells[0]))
+        assert job is not None
+        run.jobs.record(job, CellEnd("done"))
+        run.jobs.finish(job, Status.SUCCEEDED)
+        assert again.submit() == 0
+        run.jobs.unregister()
+
+
 def test_job_that_a_server_gave_to_nobody_waits_again(lab: Lab) -> None:
     """Its worker lives, but the server went away between giving the job and saying so."""
     plan = lab.plan("true", "true", devices=[{"soc": "SM8650"}])  # no host of the lab has it
