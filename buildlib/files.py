@@ -5,7 +5,6 @@ import os
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,9 +66,9 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
 def scratch_folder(path: Path) -> Iterator[Path]:
     """Make an empty folder beside `path`, and remove it at the end unless it was renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    scratch.mkdir()  # `tempfile` would make it for its user alone, whatever the umask
     try:
-        scratch.chmod(0o755)
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -62,12 +62,16 @@ def test_a_path_that_was_never_written_is_an_error(tmp_path: Path) -> None:
 
 def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
     path = tmp_path / "folder"
-    for text in ("first", "second"):
-        with atomic_folder(path) as scratch:
-            (scratch / "below").mkdir()
-            (scratch / "below" / text).write_text(text)
+    before = os.umask(0o027)
+    try:
+        for text in ("first", "second"):
+            with atomic_folder(path) as scratch:
+                (scratch / "below").mkdir()
+                (scratch / "below" / text).write_text(text)
+    finally:
+        os.umask(before)
     assert [p.name for p in path.rglob("*") if p.is_file()] == ["second"]
     with pytest.raises(ZeroDivisionError), atomic_folder(path) as scratch:
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == [path]
-    assert stat.S_IMODE(path.stat().st_mode) == 0o755
+    assert stat.S_IMODE(path.stat().st_mode) == 0o750

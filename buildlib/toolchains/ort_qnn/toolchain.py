@@ -118,7 +118,7 @@ class OrtQnnToolchain:
             except ToolchainError as error:
                 raise diagnose(error) from error
             scratch_dlc = Path(scratch) / str(name)
-            scratch_dlc.chmod(0o644)
+            scratch_dlc.chmod(dlc.parent.stat().st_mode & 0o666)  # its writer asks no umask
             sync_file(scratch_dlc)
             scratch_dlc.replace(dlc)
 

@@ -73,6 +73,7 @@ def test_ports_stand_in_the_order_that_is_asked_for(
     onnx.save(model_of(nodes, taken, given, grid), tmp_path / "m.onnx")
     dlc, target = tmp_path / "model.0.s4.dlc", parse_target("SM8750:emulator")
     toolchain.convert(tmp_path / "m.onnx", dlc, target)
+    assert dlc.stat().st_mode & 0o777 == tmp_path.stat().st_mode & 0o666
     config = CompileConfig.for_target(target)
     [plain] = toolchain.compile([dlc], tmp_path / "plain.bin", config).graphs
     order, binary = ["b", "d", "a", "c"], tmp_path / "ordered.bin"
