@@ -19,9 +19,9 @@ check: docs
 	$(PYTHON) -m mypy
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
-# The site of the documents, in build/docs; a link that leads nowhere is an error.
+# The site of the documents, in build/site; a link that leads nowhere is an error.
 docs:
-	$(PYTHON) -m sphinx -W --keep-going -n -q -j auto docs build/docs
+	$(PYTHON) -m sphinx -W --keep-going -n -q -j auto -c docs . build/site
 
 format:
 	$(PYTHON) -m ruff check --fix .

@@ -1,6 +1,10 @@
-"""The site of the documents: `make docs` writes it to build/docs."""
+"""The site of the documents: `make docs` writes it to build/site, with docs/index.html first.
+
+Its source is the whole checkout, so each plugin has its documents in its own folder.
+"""
 
 from importlib.metadata import version as distribution_version
+from pathlib import Path
 
 project = "qnnfarm"
 author = "the qnnfarm contributors"
@@ -12,4 +16,9 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "qnnfarm"
 html_show_copyright = False
-exclude_patterns = ["conf.py"]
+root_doc = "docs/index"
+include_patterns = ["*.md", "*/*.md", "plugins/*/*.md", "suites/models/*/*.md"]
+exclude_patterns = [".*", "build", "tests"]
+_plugins = (path.parent.name for path in Path(__file__).parents[1].glob("plugins/*/__init__.py"))
+# A link to a plugin that was removed is none.
+nitpick_ignore_regex = [("myst", rf"(../)*plugins/(?!({'|'.join(_plugins)})/).*")]

@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Self
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(path for path in ROOT.glob("plugins/*/*.md") if path.name != "README.md"),
+)
 _BLOCK = re.compile(
     r"(?ms)^(?:<!-- (?P<mark>not run|needs): (?P<why>[^\n]+?) -->\n)?"
     r"```(?P<kind>\w*)\n(?P<text>.*?)^```"

@@ -46,12 +46,11 @@ from harness.results.metrics import Measurement
 from harness.results.records import DeviceInfo, WorkloadRecord
 from harness.results.store import ResultsStore
 from harness.runtimes.description import read_description
-from plugins.other_runtimes.llama_cpp.runtime import LlamaCppDescription
 from plugins.virtual_android import manager
 from suites.models import tiny_llama
 from tests.command_line import qnnfarm
 from tests.conftest import kill_server
-from tests.documents import ROOT, Block, Shell, blocks, commands, difference
+from tests.documents import DOCUMENTS, ROOT, Block, Shell, blocks, commands, difference
 from tests.harness.results.conftest import _make_run
 from tests.postgresql_server import running_postgresql_server
 from tests.qairt_sdk import make_sdk
@@ -186,11 +185,15 @@ SCENES: dict[str, Any] = {}
 
 
 def scene(name: str, *, slow: bool = False) -> Callable[[Scene], Scene]:
-    """Declare what a document presupposes; `slow` ones are read by `make documents`."""
+    """Declare what a document presupposes; `slow` ones are read by `make documents`.
+
+    That of a plugin which is not here is none.
+    """
 
     def declare(prepare: Scene) -> Scene:
         marks = [pytest.mark.slow, pytest.mark.timeout(3600)] if slow else []
-        SCENES[name] = pytest.param(name, prepare, marks=marks, id=name)
+        if name in {path.name for path in DOCUMENTS}:
+            SCENES[name] = pytest.param(name, prepare, marks=marks, id=name)
         return prepare
 
     return declare
@@ -276,11 +279,6 @@ def a_container_and_tasks(reader: Reader) -> None:
 @scene("first-hour.md", slow=True)
 def checkout(reader: Reader) -> None:
     (reader.folder / "suites").symlink_to(ROOT / "suites")
-
-
-@scene("first-phone.md")
-def a_number(_reader: Reader) -> None:
-    pass
 
 
 @scene("genie-configurations.md")
@@ -385,6 +383,13 @@ def models_to_build(reader: Reader) -> None:
         reader.scope[name] = next(cache.glob(f"convert_*/ar{ar}_cl192_1_of_2.dlc"))
 
 
+@scene("training.md", slow=True)
+def a_model_and_a_text(reader: Reader) -> None:
+    reader.installed()
+    reader.model("MODEL_DIR")
+    reader.text("FILE")
+
+
 @scene("dialogs.md", slow=True)
 def a_container(reader: Reader) -> None:
     reader.device()
@@ -465,9 +470,11 @@ def a_model_to_quantize(reader: Reader) -> None:
     reader.scope["builder"] = GenAIBuilderFactory.create(tiny_llama.folder())
 
 
+@scene("diagnosis.md", slow=True)
 @scene("qairt.md", slow=True)
 def a_stand_in_of_the_sdk(reader: Reader) -> None:
     reader.device()
+    reader.bundle("containers/SM8750")
     reader.words["SERIAL"] = "virtual:shared"
     reader.patch.setenv("QAIRT_SDK_ROOT", str(make_sdk(reader.folder / "2.39.0.250926")))
     (reader.folder / "suites").symlink_to(ROOT / "suites")
@@ -570,6 +577,8 @@ def read_pool(text: str) -> None:
 
 
 def read_model_of_a_program(text: str) -> None:
+    from plugins.other_runtimes.llama_cpp.runtime import LlamaCppDescription
+
     Path("llama.yaml").write_text(text)
     read_description(Path("llama.yaml"), LlamaCppDescription, "llama.cpp")
 
@@ -581,7 +590,7 @@ READERS = {
     "plans.md": read_plan,
     "dialogs.md": read_plan,
     "pool.md": read_pool,
-    "runtimes.md": read_model_of_a_program,
+    "other-runtimes.md": read_model_of_a_program,
 }
 ELSEWHERE = {"lab.md", "nightly.md"}  # Prometheus; tests/suites/nightly/test_recipes.py
 

@@ -281,7 +281,7 @@ _DECLARED = (
         "the target gives on average", Use.SPEED, direction=_HIGHER, maximum=1e4,
         short="Accepted"),
     _milliseconds("embed_s", "Embedding", "one text through a text encoder; shown in ms "
-        "([embeddings.md](embeddings.md))", _GATED | Use.BRIEF),
+        "([embeddings.md](../plugins/encoders/embeddings.md))", _GATED | Use.BRIEF),
     _milliseconds("inference_s", "Inference", "one call of a model; of imported runs",
         _GATED | Use.BRIEF, decimals=2),
     Metric("cosine_float", "Cosine with float", "of an embedding on the device with that of the "

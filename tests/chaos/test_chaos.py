@@ -3,7 +3,7 @@
 Cases run in child processes with an adb server, devices and pools of their own. `make chaos` runs
 the campaign; `QNNFARM_CHAOS_SEED`, `QNNFARM_CHAOS_FAULTS`, `QNNFARM_CHAOS_WORKERS` change it,
 and `QNNFARM_CHAOS_LOG` names a file for every verdict. One case is run again with
-`python -m tests.chaos.worker WORK SEED CASE`. docs/faults.md has more.
+`python -m tests.chaos.worker WORK SEED CASE`. plugins/virtual_android/faults.md has more.
 """
 
 import contextlib

@@ -159,7 +159,7 @@ def test_a_technique_brings_the_model_closer_to_float(
 
 @pytest.mark.variant
 def test_the_table_of_techniques(tmp_path: Path) -> None:
-    """What docs/aot.md has, over ten held-out windows; `pytest -s` prints it."""
+    """What plugins/mllm/aot.md has, over ten held-out windows; `pytest -s` prints it."""
     ids, text = _heldout(10 * _CL), tiny_llama.calibration_text()
     windows = [ids[start : start + _CL] for start in range(0, len(ids), _CL)]
     ways: tuple[tuple[Technique, Literal[4, 8]], ...] = (("none", 4), ("gptaq", 4), ("gptaq", 8))
