@@ -1,8 +1,7 @@
 """Write the table of docs/genie-configurations.md: `python3 -m tools.genie_table`.
 
-Each documented configuration is asked of our models and of libGenie's parser. Whether it runs on
-the emulator is what the tests say that carry its name in the marker `genie_configuration`: they are
-run here, which takes minutes.
+Whether a documented configuration runs on the emulator is what the tests say that carry its name in
+the marker `genie_configuration`: they are run here, which takes minutes.
 """
 
 import json
@@ -17,7 +16,6 @@ from buildlib.builder.genie_check import check_genie
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_files import ConfigKind, kind_of
 from buildlib.container.genie_limits import find_limits
-from buildlib.container.genie_validator import ask_genie
 from buildlib.container.text_embedding import TextEmbeddingConfig
 from buildlib.paths import default_cache_root
 from tests.buildlib.container.genie_configurations import (
@@ -30,7 +28,7 @@ MARKER = "genie_configuration"
 _ROOT = Path(__file__).resolve().parents[1]
 _DOCUMENT = _ROOT / "docs" / "genie-configurations.md"
 BEGIN, END = "<!-- written by tools/genie_table.py -->", "<!-- end of the table -->"
-_HEADER = ("configuration", "typed", "judged by libGenie", "runs on the emulator", "needs hardware")
+_HEADER = ("configuration", "runs on the emulator", "needs hardware")
 
 
 class Recorder:
@@ -71,23 +69,11 @@ def rows(ran: dict[str, bool]) -> Iterator[tuple[str, ...]]:
     Args:
         ran: whether the tests of a configuration passed; those without tests are not in it.
     """
-    found = [*configurations(), EXTENSIONS]
-    texts = [json.dumps(each.values).encode() for each in found]
-    kinds = [kind_of(text, each.name) for text, each in zip(texts, found, strict=True)]
-    questions = [(kind.genie, text) for kind, text in zip(kinds, texts, strict=True) if kind.genie]
-    verdicts = ask_genie(questions)
-    for each, text, kind, verdict in zip(found, texts, kinds, verdicts, strict=True):
-        judged = "refuses it" if verdict.faults else "accepts it"
-        yield _row(each, text, kind, judged, ran)
-
-
-def _row(
-    each: Configuration, text: bytes, kind: ConfigKind, judged: str, ran: dict[str, bool]
-) -> tuple[str, ...]:
-    typed = "no" if kind.model.faults_of(text) else "yes"
-    hardware = needed_hardware(each, kind)
-    outcome = {True: "yes", False: "fails", None: ""}[ran.get(each.name)]
-    return each.name, typed, judged, "no" if hardware else outcome, hardware
+    for each in (*configurations(), EXTENSIONS):
+        kind = kind_of(json.dumps(each.values).encode(), each.name)
+        hardware = needed_hardware(each, kind)
+        outcome = {True: "yes", False: "fails", None: ""}[ran.get(each.name)]
+        yield each.name, "no" if hardware else outcome, hardware
 
 
 def needed_hardware(configuration: Configuration, kind: ConfigKind) -> str:
@@ -111,7 +97,7 @@ def main() -> int:
     if unknown:
         print(f"no documented configuration is called {unknown[0]!r}", file=sys.stderr)
         return 2
-    lines = [f"| {' | '.join(cells)} |" for cells in (_HEADER, ["---"] * 5, *rows(ran))]
+    lines = [f"| {' | '.join(cells)} |" for cells in (_HEADER, ["---"] * 3, *rows(ran))]
     text = _DOCUMENT.read_text("utf-8")
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
