@@ -29,7 +29,7 @@ from tests.private_adb import private_adb
 if TYPE_CHECKING:
     from harness.devices.adb.client import AdbServer
     from harness.plans.outcome import Summary
-    from harness.plans.protocols import CellLease
+    from harness.pool.lease import Lease
     from harness.pool.pool import Pool
     from harness.pool.requirement import Requirement
     from harness.pool.status import MemberStatus
@@ -70,7 +70,7 @@ class TimedPool:
 
     def acquire(
         self, requirement: "Requirement", *, purpose: str = "", cancelled: Callable[[], bool]
-    ) -> "CellLease":
+    ) -> "Lease":
         """See `Pool.acquire`."""
         began = time.monotonic()
         lease = self.pool.acquire(requirement, purpose=purpose, cancelled=cancelled)

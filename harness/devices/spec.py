@@ -135,7 +135,8 @@ class DeviceType(Protocol):
 
     def power_cycle(self, spec: DeviceSpec) -> None:
         """Switch a device off and on."""
-        raise DeviceUnsupportedError(str(spec), "power cycle", "no command is configured")
+        reason = "no command is configured: `power_cycle` in pool.yaml names one"
+        raise DeviceUnsupportedError(str(spec), "power cycle", reason)
 
     def on_record(self) -> Sequence[DeviceSpec]:
         """List the devices that this host keeps a record of, without asking anything else."""
@@ -201,11 +202,6 @@ class AndroidType(DeviceType):
             for serial, name in names.items()
             if self.identifier.fullmatch(name)
         ]
-
-    def power_cycle(self, spec: DeviceSpec) -> None:
-        """See `DeviceType.power_cycle`."""
-        reason = "no command is configured: `power_cycle` in pool.yaml names one"
-        raise DeviceUnsupportedError(str(spec), "power cycle", reason)
 
     def preview(self, spec: DeviceSpec) -> Preview:
         """Tell the serial at this host's adb server."""

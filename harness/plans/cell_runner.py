@@ -234,7 +234,7 @@ def _is_stored(cell: Cell) -> bool:
 
 def _end_processes(device: LeasedDevice) -> None:
     deadline = Deadline.for_device(device.serial, "ending a cell", _SWEEP_S)
-    device.fence.sweep(device.unleased, deadline)
+    device.fence.sweep(deadline)
 
 
 def _cell_result(result: WorkloadResult[object]) -> CellResult:

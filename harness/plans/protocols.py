@@ -1,44 +1,14 @@
 """Protocols of the scheduler: its queue, the pool, the runner of cells, and the observer."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
-from harness.errors import HarnessError
 from harness.plans.cancellation import CancelToken
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellOutcome, CellResult, Failure
-from harness.pool.failure_policy import Work
-from harness.pool.lease import LeasedDevice
+from harness.pool.lease import Lease, LeasedDevice
 from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus
-
-
-class CellLease(Protocol):
-    """Lease of one device; implemented in `harness.pool`."""
-
-    @property
-    def device(self) -> LeasedDevice:
-        """The leased device."""
-        ...
-
-    def report(self, failure: HarnessError, work: Work | None = None) -> str:
-        """Report a failure to the pool; return why it counts against the work, if it does."""
-        ...
-
-    def report_success(self, work: Work) -> None:
-        """Report that work ended well on the device."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
 
 
 class DevicePool(Protocol):
@@ -50,7 +20,7 @@ class DevicePool(Protocol):
 
     def acquire(
         self, requirement: Requirement, *, purpose: str = "", cancelled: Callable[[], bool]
-    ) -> CellLease:
+    ) -> Lease:
         """Wait for a lease, until `cancelled` returns True; it is called several times a second."""
         ...
 

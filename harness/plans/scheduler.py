@@ -22,7 +22,6 @@ from harness.plans.lease_requests import LeaseRequests, PlacementRules, PoolSnap
 from harness.plans.outcome import CellOutcome, Summary
 from harness.plans.outcome_log import Attempt, OutcomeLog
 from harness.plans.protocols import (
-    CellLease,
     CellRunner,
     DevicePool,
     Observer,
@@ -30,6 +29,7 @@ from harness.plans.protocols import (
     Recorder,
 )
 from harness.plans.wait_notices import WaitNotices
+from harness.pool.lease import Lease
 from harness.pool.owner import this_process
 from harness.pool.requirement import Requirement
 
@@ -197,7 +197,7 @@ class Scheduler:
                 self._threads.discard(threading.current_thread())
                 self._changed.notify_all()
 
-    def _acquire(self, requirement: Requirement) -> CellLease | None:
+    def _acquire(self, requirement: Requirement) -> Lease | None:
         """Wait for a lease; `None` if there is nothing left to do for it."""
         try:
             lease = self._pool.acquire(
@@ -230,7 +230,7 @@ class Scheduler:
                 return False
             return any(serves(request, other) for other, _ in self._queue.requirements())
 
-    def _run_cells(self, lease: CellLease, requirement: Requirement) -> None:
+    def _run_cells(self, lease: Lease, requirement: Requirement) -> None:
         member = lease.device.member
         affinity = ""
         try:
@@ -256,7 +256,7 @@ class Scheduler:
                 self._placement.assign(cell, member)
             return cell
 
-    def _run_cell(self, cell: Cell, lease: CellLease) -> bool:
+    def _run_cell(self, cell: Cell, lease: Lease) -> bool:
         """Try a cell; return whether the lease is still good for the next."""
         member = lease.device.member
         attempt = Attempt(cell, lease.device)
@@ -283,7 +283,7 @@ class Scheduler:
         lease.report_success(attempt.work)
         return True
 
-    def _handle_failure(self, attempt: Attempt, lease: CellLease, error: Exception) -> bool:
+    def _handle_failure(self, attempt: Attempt, lease: Lease, error: Exception) -> bool:
         cell = attempt.cell
         blame = lease.report(error, attempt.work) if isinstance(error, HarnessError) else ""
         outcome = self._log.failure_outcome(attempt, error, blame)

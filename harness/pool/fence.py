@@ -11,16 +11,15 @@ holder that is none of these, of another ledger or of a copy of this one, keeps 
 has given it back.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-
-from harness.clock import Clock, Deadline, format_time
+from harness.clock import Deadline
 from harness.deploy.scripts import ensure_scripts, intact, scripts_folder
 from harness.deploy.store import DISK_FULL
 from harness.devices.commands import MARKS, command_line
@@ -35,9 +34,10 @@ from harness.errors import (
     one_line,
 )
 from harness.pool.action_names import CLAIMING, ENDING, SCRIPTS, action_named
+from harness.pool.context import PoolContext
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member
-from harness.pool.opener import Opener, identify
+from harness.pool.opener import identify
 from harness.pool.owner import Owner, has_ended, this_process
 from harness.pool.records import FenceRecord, LeaseRow
 
@@ -60,78 +60,40 @@ class OtherDeviceError(Exception):
 
 
 class HigherTokenError(Exception):
-    """A device has a later grant of our ledger: `args[0]` is its token, `args[1]` its `Holder`."""
+    """A device has a later grant of our ledger: `args[0]` is its token, `args[1]` its `Owner`."""
 
 
 class OtherHolderError(Exception):
     """A holder that the claim did not name has not given the device back.
 
-    `args`: the name of its file in the fence, and its `Holder`.
+    `args`: the name of its file in the fence, and its `Owner`.
     """
-
-
-_Text = Annotated[str, Field(max_length=200), AfterValidator(one_line)]
-_Number = Annotated[int, Field(ge=0, lt=1 << 62)]
-
-
-class Holder(BaseModel):
-    """Holder of a device, as it introduces itself there; texts are short and of one line."""
-
-    model_config = ConfigDict(frozen=True)
-
-    label: _Text = ""
-    host: _Text = ""
-    since: Annotated[float, Field(ge=0, lt=1e11, allow_inf_nan=False)] = 0.0
-    pid: _Number = 0
-    started: _Number = 0
-    boot: _Text = ""
-    namespace: _Text = ""
-
-    @classmethod
-    def here(cls, since: float) -> Self:
-        """Return this process."""
-        return cls(since=since, **asdict(this_process()))
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read a file of a device; one that cannot be read is nobody known."""
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError:
-            return cls()
-
-    def has_ended(self) -> bool:
-        """Return whether it was a process of this host that is known to have ended."""
-        owner = Owner(self.host, self.boot, self.pid, self.started, self.namespace)
-        return bool(self.boot) and has_ended(owner)
-
-    def describe(self, now: float) -> str:
-        """Describe it for people: `ann: pytest (pid 123) on lab2, since 10:02:11`."""
-        return f"{self}, since {format_time(self.since, now)}" if self.label else str(self)
-
-    def __str__(self) -> str:
-        node = self.host.partition("/")[0]
-        return f"{self.label} on {node}" if self.label else "a holder that is not known"
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A fence with the token of a lease.
+    """A fence with the token of a lease, on a device of the pool.
 
     Attributes:
-        id: distinguishes this device's processes from those of others on the same kernel; empty
-            until the fence is raised.
+        member: name of the device in the pool.
+        key: of the device in the ledger.
+        device: without the checks of a lease.
         ledger: id of the ledger that granted the lease.
         grant: the nonce of the lease.
-        holder: the `Holder`, as JSON.
+        holder: its `Owner`, as JSON.
+        root: the work root; like `id`, empty until the fence is raised.
+        id: distinguishes this device's processes from those of others on the same kernel.
     """
 
-    root: str
+    member: str
+    key: str
+    device: Device
     token: int
-    id: str = ""
     ledger: str = ""
     grant: str = ""
     holder: str = ""
+    root: str = ""
+    id: str = ""
 
     @property
     def scripts(self) -> str:
@@ -164,27 +126,25 @@ class Fence:
             return "its fence on the device is gone: somebody removed our work root there"
         if grant.partition("-")[0] == self.ledger:
             return "the device went to another holder"
-        return f"{Holder.parse(record).describe(now)}, has the device through another ledger"
+        return f"{Owner.parse(record).describe(now)}, has the device through another ledger"
 
-    def give_back(self, device: Device) -> None:
+    def give_back(self) -> None:
         """Tell other ledgers on the device that nobody holds it any more, if it can be told."""
         line = shlex.quote(f"{_NOT_HELD} {self.holder}")
         command = f"[ ! -e {self._file} ] || printf '%s\\n' {line} >{self._file}"
         with suppress(HarnessError), action_named(ENDING):
-            device.shell(command, timeout_s=_GIVE_BACK_S, check=False)
+            self.device.shell(command, timeout_s=_GIVE_BACK_S, check=False)
 
-    def sweep(self, device: Device, deadline: Deadline) -> None:
+    def sweep(self, deadline: Deadline) -> None:
         """End the processes that the holder of this fence left on the device."""
         try:
-            _run(device, self._words("sweep"), deadline, ENDING)
+            self._run(self._words("sweep"), deadline, ENDING)
         except HigherTokenError as error:
             reason = f"the device went to token {error.args[0]}, of {error.args[1]}"
-            raise LeaseLostError(device.serial, self.token, reason) from None
+            raise LeaseLostError(self.device.serial, self.token, reason) from None
 
-    def raise_on(
-        self, device: Device, deadline: Deadline, record: FenceRecord, take: Collection[str]
-    ) -> Self:
-        """Raise it on a device, and end the processes of former holders.
+    def raised(self, deadline: Deadline, record: FenceRecord, take: Collection[str]) -> Self:
+        """Raise it on the device, and end the processes of former holders.
 
         Args:
             record: the fence of a former claim. Its id shows that this is still the same device
@@ -203,7 +163,7 @@ class Fence:
             # Another user of the ledger could name a folder of theirs.
             ours = f"[ -O {shlex.quote(self.root)} ] && {intact(self.scripts)}"
             command = f"{ours} || exit {_NO_SCRIPTS}\nexec {command}"
-        return replace(self, id=_run(device, command, deadline, CLAIMING)["id"])
+        return replace(self, id=self._run(command, deadline, CLAIMING)["id"])
 
     def file_of(self, name: str) -> str:
         """Return the file of a grant of this ledger, by its name `TOKEN-NONCE`."""
@@ -226,135 +186,107 @@ class Fence:
     def _lost_line(self) -> str:
         return f"qnnfarm-fence lost {self.id}.{self._name}"
 
-
-def _run(
-    device: Device, command: str | list[str], deadline: Deadline, action: str
-) -> re.Match[str]:
-    with action_named(action):
-        result = device.shell(command, timeout_s=deadline.remaining(), check=False)
-    lines = result.stdout.splitlines()
-    match = _LAST_LINE.fullmatch(lines[-1]) if lines else None
-    if match is not None and match["refused"] is not None:
-        raise HigherTokenError(int(match["refused"]), Holder.parse(match["above"]))
-    if match is not None and match["held"] is not None:
-        raise OtherHolderError(match["held"], Holder.parse(match["other_holder"]))
-    if match is not None and match["other"] is not None:
-        raise OtherDeviceError
-    if DISK_FULL in result.stderr:
-        raise DeviceFullError(device.serial, device.work_root, None, None)
-    if match is None or result.exit_status:
-        output = one_line(result.stderr) or one_line(result.stdout)
-        raise DeviceCommandError(device.serial, action, result.exit_status, output)
-    return match
+    def _run(self, command: str | list[str], deadline: Deadline, action: str) -> re.Match[str]:
+        device = self.device
+        with action_named(action):
+            result = device.shell(command, timeout_s=deadline.remaining(), check=False)
+        lines = result.stdout.splitlines()
+        match = _LAST_LINE.fullmatch(lines[-1]) if lines else None
+        if match is not None and match["refused"] is not None:
+            raise HigherTokenError(int(match["refused"]), Owner.parse(match["above"]))
+        if match is not None and match["held"] is not None:
+            raise OtherHolderError(match["held"], Owner.parse(match["other_holder"]))
+        if match is not None and match["other"] is not None:
+            raise OtherDeviceError
+        if DISK_FULL in result.stderr:
+            raise DeviceFullError(device.serial, device.work_root, None, None)
+        if match is None or result.exit_status:
+            output = one_line(result.stderr) or one_line(result.stdout)
+            raise DeviceCommandError(device.serial, action, result.exit_status, output)
+        return match
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedDevice:
-    """A device with the token of a lease in its fence."""
+def claim(
+    context: PoolContext,
+    lease: LeaseRow,
+    member: Member,
+    *,
+    min_free_bytes: int = 0,
+    from_others: bool = False,
+) -> Fence:
+    """Raise the fence of a granted device, and return it.
 
-    member: str
-    key: str
-    device: Device
-    fence: Fence
+    It takes one command if the ledger has the fence: while that has the same id, a device is
+    neither another nor wiped, and need not be asked for its identity. What the device says changes
+    the ledger's state of this device alone.
 
+    Args:
+        from_others: take the device even from a holder that this ledger did not grant it to.
 
-@dataclass(frozen=True, slots=True)
-class FenceClaims:
-    """Claims granted devices, with one command if the ledger has the fence of the device.
-
-    While its fence has the same id, a device is neither another nor wiped, and need not be asked
-    for its identity.
+    Raises:
+        LeaseLostError: the ledger has given the device to another holder.
+        DeviceHeldError: a holder of another ledger, or of a copy of this one, has it.
+        NoDeviceError: another device answers at its address.
     """
+    key, ledger, clock = lease.key, context.ledger, context.clock
+    device = context.opener.open(member)
+    deadline = Deadline.for_device(device.serial, CLAIMING, context.config.lease.claim_timeout_s)
+    holder = json.dumps(asdict(replace(this_process(), since=clock.now())))
+    of_lease = lease.token, ledger.ledger_id(), lease.grant, holder
+    fence = Fence(member.name, key, device, *of_lease)
+    take = [fence.file_of(name) for name in ledger.former_grants(lease)]
+    for _ in range(_TRIES):
+        try:
+            fence = _raise(ledger, fence, take, member, deadline)
+            break
+        except HigherTokenError as error:
+            higher, other = error.args
+            reason = f"the device has token {higher}, of {other}"
+            token = ledger.pass_token(key, lease.grant, higher, reason)
+            if token is None and ledger.holds(lease.grant, key):
+                reason += ", which no grant explains"
+                raise DeviceCommandError(device.serial, CLAIMING, 3, reason) from None
+            if token is None:
+                raise LeaseLostError(member.name, fence.token, reason) from None
+            fence = replace(fence, token=token)
+        except OtherHolderError as error:
+            other_file, former = error.args
+            described = former.describe(clock.now())
+            is_copy = other_file.split("-")[1:2] == [fence.ledger]
+            if not (from_others or (former.boot and has_ended(former))):
+                raise DeviceHeldError(member.name, described, is_copy=is_copy) from None
+            whose = "a copy of this ledger" if is_copy else "another ledger"
+            ledger.add_history(key, "taken", f"from {described}, of {whose}")
+            take.append(other_file)
+    else:
+        reason = f"it refused {_TRIES} claims, for one reason after the other"
+        raise DeviceCommandError(device.serial, CLAIMING, 3, reason)
+    if min_free_bytes:
+        free = device.free_bytes(timeout_s=deadline.remaining())
+        ledger.set_free_bytes(key, free)
+        if free is not None and free < min_free_bytes:
+            fence.give_back()
+            raise DeviceFullError(device.serial, device.work_root, min_free_bytes, free)
+    return fence
 
-    ledger: Ledger
-    opener: Opener
-    clock: Clock
-    timeout_s: float
 
-    def claim(
-        self,
-        lease: LeaseRow,
-        member: Member,
-        *,
-        min_free_bytes: int = 0,
-        from_others: bool = False,
-    ) -> ClaimedDevice:
-        """Raise the fence of a granted device.
-
-        What the device says changes the ledger's state of this device alone.
-
-        Args:
-            from_others: take the device even from a holder that this ledger did not grant it to.
-
-        Raises:
-            LeaseLostError: the ledger has given the device to another holder.
-            DeviceHeldError: a holder of another ledger, or of a copy of this one, has it.
-            NoDeviceError: another device answers at its address.
-        """
-        key, ledger = lease.key, self.ledger
-        device = self.opener.open(member)
-        deadline = Deadline.for_device(device.serial, CLAIMING, self.timeout_s)
-        holder = Holder.here(self.clock.now()).model_dump_json()
-        fence = Fence("", lease.token, "", ledger.ledger_id(), lease.grant, holder)
-        take = [fence.file_of(name) for name in ledger.former_grants(lease)]
-        for _ in range(_TRIES):
-            try:
-                fence = self._raise(fence, take, key, member, device, deadline)
-                break
-            except HigherTokenError as error:
-                higher, other = error.args
-                reason = f"the device has token {higher}, of {other}"
-                token = ledger.pass_token(key, lease.grant, higher, reason)
-                if token is None and ledger.holds(lease.grant, key):
-                    reason += ", which no grant explains"
-                    raise DeviceCommandError(device.serial, CLAIMING, 3, reason) from None
-                if token is None:
-                    raise LeaseLostError(member.name, fence.token, reason) from None
-                fence = replace(fence, token=token)
-            except OtherHolderError as error:
-                other_file, former = error.args
-                described = former.describe(self.clock.now())
-                is_copy = other_file.split("-")[1:2] == [fence.ledger]
-                if not (from_others or former.has_ended()):
-                    raise DeviceHeldError(member.name, described, is_copy=is_copy) from None
-                whose = "a copy of this ledger" if is_copy else "another ledger"
-                ledger.add_history(key, "taken", f"from {described}, of {whose}")
-                take.append(other_file)
-        else:
-            reason = f"it refused {_TRIES} claims, for one reason after the other"
-            raise DeviceCommandError(device.serial, CLAIMING, 3, reason)
-        if min_free_bytes:
-            free = device.free_bytes(timeout_s=deadline.remaining())
-            self.ledger.set_free_bytes(key, free)
-            if free is not None and free < min_free_bytes:
-                fence.give_back(device)
-                raise DeviceFullError(device.serial, device.work_root, min_free_bytes, free)
-        return ClaimedDevice(member.name, key, device, fence)
-
-    def _raise(
-        self,
-        fence: Fence,
-        take: Collection[str],
-        key: str,
-        member: Member,
-        device: Device,
-        deadline: Deadline,
-    ) -> Fence:
-        record = self.ledger.fence_of(key)
-        if record.id and record.root:
-            try:
-                return replace(fence, root=record.root).raise_on(device, deadline, record, take)
-            except (OtherDeviceError, DeviceCommandError):
-                pass  # wiped, another device, or other scripts: claim it from scratch
-        reached = identify(member, device, self.ledger, timeout_s=deadline.remaining())
-        if reached.key != key:
-            self.ledger.record_found(reached.key, member.name, str(member.spec), reached.facts)
-            other = reached.key.removeprefix("hardware:")
-            raise NoDeviceError(member.name, (f"{device.serial} is another device now: {other}",))
-        with action_named(SCRIPTS):
-            ensure_scripts(device, deadline)
-        raised = replace(fence, root=device.work_root).raise_on(
-            device, deadline, FenceRecord(), take
-        )
-        self.ledger.set_fence(key, FenceRecord(raised.id, raised.root))
-        return raised
+def _raise(
+    ledger: Ledger, fence: Fence, take: Collection[str], member: Member, deadline: Deadline
+) -> Fence:
+    key, device = fence.key, fence.device
+    record = ledger.fence_of(key)
+    if record.id and record.root:
+        try:
+            return replace(fence, root=record.root).raised(deadline, record, take)
+        except (OtherDeviceError, DeviceCommandError):
+            pass  # wiped, another device, or other scripts: claim it from scratch
+    reached = identify(member, device, ledger, timeout_s=deadline.remaining())
+    if reached.key != key:
+        ledger.record_found(reached.key, member.name, str(member.spec), reached.facts)
+        other = reached.key.removeprefix("hardware:")
+        raise NoDeviceError(member.name, (f"{device.serial} is another device now: {other}",))
+    with action_named(SCRIPTS):
+        ensure_scripts(device, deadline)
+    raised = replace(fence, root=device.work_root).raised(deadline, FenceRecord(), take)
+    ledger.set_fence(key, FenceRecord(raised.id, raised.root))
+    return raised

@@ -1,4 +1,9 @@
-"""Lease of devices, and the devices as its holder uses them."""
+"""Lease of devices, and the devices as its holder uses them.
+
+The ledger has a `LeaseRow` of each device: who holds it, under which token. `claim` makes a
+`Fence` of it, raised on the device, which lets no other token through. A `Lease` renews the rows by
+the `Heartbeat`, and gives its holder a `LeasedDevice` for each, which the fence guards.
+"""
 
 import os
 import secrets
@@ -7,12 +12,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
-from harness.clock import Clock, Deadline
-from harness.devices.base import CommandResult
+from harness.clock import Deadline
+from harness.devices.base import CommandResult, DeviceProperties
 from harness.devices.device import Device
 from harness.errors import (
     DeviceCommandError,
@@ -24,12 +29,9 @@ from harness.errors import (
     WrongUseError,
 )
 from harness.pool.action_names import CHECKING, PROBING, action_named, describe_command
-from harness.pool.config import PoolConfig
+from harness.pool.context import PoolContext
 from harness.pool.failure_policy import FailureReport, Work
-from harness.pool.fence import ClaimedDevice, FenceClaims
-from harness.pool.heartbeat import Heartbeat
-from harness.pool.ledger import Ledger
-from harness.pool.opener import Opener
+from harness.pool.fence import Fence
 
 _CHECK_S = 30.0
 _ASK_S = 5.0
@@ -39,18 +41,6 @@ _WATCH_S = 0.25
 _LOOKS_PER_QUESTION = 40
 _PROBE_S = 5.0
 _PROBE_OUTPUT = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class PoolContext:
-    """Objects that exist once per open pool."""
-
-    config: PoolConfig
-    clock: Clock
-    ledger: Ledger
-    opener: Opener
-    heartbeat: Heartbeat
-    claims: FenceClaims
 
 
 class LeasedDevice(Device):
@@ -69,15 +59,14 @@ class LeasedDevice(Device):
         dirty: whether a command was cut off on it, so that processes may remain.
     """
 
-    def __init__(self, claimed: ClaimedDevice, lease: "Lease") -> None:
-        super().__init__(claimed.device.runner.transport, runner=claimed.device.runner)
-        self.member = claimed.member
-        self.key = claimed.key
-        self.fence = claimed.fence
+    def __init__(self, fence: Fence, lease: "Lease") -> None:
+        super().__init__(fence.device.runner.transport, runner=fence.device.runner)
+        self.member = fence.member
+        self.key = fence.key
+        self.fence = fence
         self.used = False
         self.dirty = False
-        self._device = claimed.device
-        self._work_root = claimed.fence.root
+        self._work_root = fence.root
         self._lease = lease
         self._forwards: set[ExitStack] = set()
 
@@ -87,7 +76,7 @@ class LeasedDevice(Device):
     @property
     def unleased(self) -> Device:
         """The device without the checks, for the pool's own work on it."""
-        return self._device
+        return self.fence.device
 
     def verify(self) -> None:
         """Check whether the lease still holds, by the ledger and by the fence on the device.
@@ -153,7 +142,7 @@ class LeasedDevice(Device):
         script = f"{{ {use}; }} >/dev/null 2>&1; echo {word}"
         began = time.monotonic()
         with suppress(HarnessError), action_named(PROBING):
-            answer = self._device.shell(
+            answer = self.unleased.shell(
                 self.fence.guarded(script),
                 timeout_s=_PROBE_S,
                 check=False,
@@ -207,7 +196,7 @@ class LeasedDevice(Device):
 
     def _ask_fence(self, timeout_s: float) -> CommandResult:
         with action_named(CHECKING, failures=False):
-            return self._device.shell(self.fence.guarded(":"), timeout_s=timeout_s, check=False)
+            return self.unleased.shell(self.fence.guarded(":"), timeout_s=timeout_s, check=False)
 
     def _lost_if_fenced(self, result: CommandResult) -> None:
         if self.fence.was_lost(result.exit_status, result.stderr):
@@ -225,12 +214,12 @@ class Lease:
         devices: all leased devices.
     """
 
-    def __init__(self, context: PoolContext, grant: str, devices: Sequence[ClaimedDevice]) -> None:
+    def __init__(self, context: PoolContext, grant: str, fences: Sequence[Fence]) -> None:
         self._context = context
         self._ledger = context.ledger
         self.grant = grant
         self._process = os.getpid()
-        self.devices = tuple(LeasedDevice(device, self) for device in devices)
+        self.devices = tuple(LeasedDevice(fence, self) for fence in fences)
         self._lost = ""
         self._released = False
         self._reported: list[HarnessError] = []
@@ -270,6 +259,21 @@ class Lease:
         if len(self.devices) != 1:
             raise WrongUseError(f"the lease has {len(self.devices)} devices: use `devices`")
         return self.devices[0]
+
+    @cached_property
+    def properties(self) -> tuple[DeviceProperties, ...]:
+        """Each device's properties when they were first asked for."""
+        return tuple(device.properties() for device in self.devices)
+
+    @property
+    def is_usable(self) -> bool:
+        """False once it is lost or released, or was told that a device must be leased anew."""
+        if any(failure.loses_device or failure.needs_recovery for failure in self._reported):
+            return False
+        with suppress(LeaseLostError):
+            self.check()
+            return True
+        return False
 
     def check(self) -> None:
         """Check whether the lease still holds, by this process's own clock alone."""
@@ -393,13 +397,13 @@ class Lease:
             return
         if device.key not in self._unreachable:
             # Also after a loss: if it was no claim that ended the lease, the fence is still ours.
-            device.fence.give_back(device.unleased)
+            device.fence.give_back()
 
     def _sweep(self, device: LeasedDevice) -> bool:
         """End commands that were cut off; return whether the device let us."""
         deadline = Deadline.for_device(device.serial, "cleaning up after a lease", _SWEEP_S)
         try:
-            device.fence.sweep(device.unleased, deadline)
+            device.fence.sweep(deadline)
         except LeaseLostError as error:
             self._lost = error.reason
         except HarnessError as error:

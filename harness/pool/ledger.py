@@ -4,7 +4,6 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
 from functools import cache, lru_cache, partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -29,7 +28,7 @@ from harness.pool.records import (
     LeaseRow,
     RepairKind,
     Reservation,
-    TicketRow,
+    columns_of,
     device_of,
     holder_of,
     lease_of,
@@ -46,6 +45,7 @@ from harness.pool.schema import (
     tickets,
 )
 from harness.pool.states import Event, MemberState, after
+from harness.pool.status import Waiting
 
 _LOST = "lost its lease"
 """Kind of history entry: a lease ended otherwise than by its holder's release."""
@@ -417,7 +417,7 @@ class Ledger:
                 purpose=purpose,
                 beat=beat,
                 ttl=self.ttl_s,
-                **asdict(owner),
+                **columns_of(owner),
             )
             return int(db.execute(ticket.returning(tickets.c.id)).scalar_one())
 
@@ -526,10 +526,10 @@ class Ledger:
         db.execute(tickets.update().where(tickets.c.id == ticket).values(grant=None))
 
     @_reads
-    def waiting(self, db: Connection) -> list[TicketRow]:
+    def waiting(self, db: Connection) -> list[Waiting]:
         """Return the requests that wait, in the order in which they come next."""
         return [
-            TicketRow(holder_of(row), row.asked, _candidates(row.candidates))
+            Waiting(holder_of(row), row.asked, _candidates(row.candidates))
             for row in db.execute(_QUEUE)
         ]
 
@@ -853,7 +853,7 @@ class Ledger:
         self._keep_grant(db, key, token, grant)
         lease = leases.insert().values(
             key=key, token=token, nonce=grant, purpose=purpose, granted=now, beat=beat,
-            ttl=self.ttl_s, **asdict(owner),
+            ttl=self.ttl_s, **columns_of(owner),
         )  # fmt: skip
         return lease_of(db.execute(lease.returning(leases)).one(), until)
 

@@ -7,12 +7,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from harness import processes
+from harness.clock import format_time
 from harness.devices.socket_owner import user_name
 from harness.errors import one_line
 
 _LONGEST_LABEL = 120
+_Text = Annotated[str, Field(max_length=200), AfterValidator(one_line)]
+_Number = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +31,39 @@ class Owner:
         started: clock ticks between the boot of the host and the start of the process.
         namespace: its pid namespace; pids of other namespaces mean nothing here.
         label: for people.
+        since: seconds since 1970 at which it began to claim a device, as its fence there says.
     """
 
-    host: str
-    boot: str
-    pid: int
-    started: int
-    namespace: str
-    label: str = ""
+    host: _Text = ""
+    boot: _Text = ""
+    pid: _Number = 0
+    started: _Number = 0
+    namespace: _Text = ""
+    label: _Text = ""
+    since: Annotated[float, Field(ge=0, lt=1e11, allow_inf_nan=False)] = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what a device says of its holder; what cannot be read is nobody known."""
+        try:
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError:
+            return cls()
 
     @property
     def user(self) -> str:
         """The account that it runs under, which its label begins with."""
         return self.label.partition(":")[0]
 
+    def describe(self, now: float) -> str:
+        """Describe it for people: `ann: pytest (pid 123) on lab2, since 10:02:11`."""
+        return f"{self}, since {format_time(self.since, now)}" if self.label else str(self)
+
     def __str__(self) -> str:
         """Return its label, with the host if that is another one."""
         node = self.host.partition("/")[0]
+        if not self.label:
+            return "a holder that is not known"
         return self.label if self.host == host_id() else f"{self.label} on {node}"
 
 

@@ -25,12 +25,13 @@ from harness.errors import (
 )
 from harness.pool.admin import PoolAdmin
 from harness.pool.config import AdbServerConfig, PoolConfig, load_config
+from harness.pool.context import PoolContext
 from harness.pool.database import Database
 from harness.pool.failure_policy import FailureReport, backoff
-from harness.pool.fence import ClaimedDevice, FenceClaims
+from harness.pool.fence import Fence, claim
 from harness.pool.heartbeat import Heartbeat
 from harness.pool.history import HistoryEntry
-from harness.pool.lease import Lease, PoolContext
+from harness.pool.lease import Lease
 from harness.pool.ledger import Ledger
 from harness.pool.ledger_file import default_path
 from harness.pool.members import (
@@ -122,9 +123,7 @@ class Pool(Closeable):
         self.ledger = Ledger(
             self._database, clock, ttl_s=config.lease.ttl_s, rule=config.quarantine
         )
-        claims = FenceClaims(self.ledger, opener, clock, timeout_s=config.lease.claim_timeout_s)
-        heartbeat = Heartbeat(self.ledger)
-        self._context = PoolContext(config, clock, self.ledger, opener, heartbeat, claims)
+        self._context = PoolContext(config, clock, self.ledger, opener, Heartbeat(self.ledger))
         self._members = Members(self.ledger, members)
         self._prober = Prober(self._members, self.ledger, opener, on_progress)
         self.upkeep = Upkeep(self._context)
@@ -217,7 +216,7 @@ class Pool(Closeable):
         for ticket in tickets:
             names = [by_key[key].name for key in ticket.candidates if key in by_key]
             reason = describe_wait([members[name] for name in names if name in members])
-            waiting.append(Waiting(ticket.holder, ticket.asked, reason))
+            waiting.append(replace(ticket, reason=reason))
         return waiting
 
     def overview(self) -> list[MemberStatus]:
@@ -419,28 +418,26 @@ class Acquisition:
 
     def _fence(self, rows: Sequence[LeaseRow], members: Mapping[str, Member]) -> Lease | None:
         """Raise the fences of all devices; if one fails, report it and give all devices back."""
-        grant, claims = rows[0].grant, self.context.claims
-        min_free_bytes = self.requirement.min_free_bytes
+        least = self.requirement.min_free_bytes
 
-        def claim(row: LeaseRow) -> ClaimedDevice | HarnessError:
+        def try_claim(row: LeaseRow) -> Fence | HarnessError:
             try:
-                member = members[row.key]
-                return claims.claim(row, member, min_free_bytes=min_free_bytes)
+                return claim(self.context, row, members[row.key], min_free_bytes=least)
             except HarnessError as error:
                 return error
 
         self.context.heartbeat.start(rows)
         if len(rows) == 1:
-            outcomes = [claim(rows[0])]
+            outcomes = [try_claim(rows[0])]
         else:
             with ThreadPoolExecutor(min(len(rows), _MAX_PARALLEL_CLAIMS)) as threads:
-                outcomes = list(threads.map(claim, rows))
-        devices = [outcome for outcome in outcomes if isinstance(outcome, ClaimedDevice)]
-        if len(devices) == len(rows):
-            return Lease(self.context, grant, devices)
+                outcomes = list(threads.map(try_claim, rows))
+        fences = [outcome for outcome in outcomes if isinstance(outcome, Fence)]
+        if len(fences) == len(rows):
+            return Lease(self.context, rows[0].grant, fences)
         for row, outcome in zip(rows, outcomes, strict=True):
-            if isinstance(outcome, ClaimedDevice):
-                outcome.fence.give_back(outcome.device)
+            if isinstance(outcome, Fence):
+                outcome.give_back()
             else:
                 self._report(row, outcome)
         self._give_up(rows, "not used: another device failed")

@@ -10,6 +10,7 @@ from harness.clock import format_time
 from harness.errors import one_line
 from harness.pool.failure_policy import FailureRecord
 from harness.pool.owner import Owner
+from harness.pool.schema import OWNER
 from harness.pool.states import MemberState
 
 _LONGEST_TEXT = 1000
@@ -65,21 +66,6 @@ class LeaseRow:
     purpose: str
     holder: str
     until: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class TicketRow:
-    """A request that waits.
-
-    Attributes:
-        holder: for people.
-        asked: seconds since 1970.
-        candidates: keys of the devices that would do.
-    """
-
-    holder: str
-    asked: float
-    candidates: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +128,11 @@ def shown(text: str) -> str:
 def owner_of(row: Row[Any]) -> Owner:
     """Return the owner in a row of leases or tickets."""
     return Owner(shown(row.host), row.boot, row.pid, row.started, row.namespace, shown(row.label))
+
+
+def columns_of(owner: Owner) -> dict[str, object]:
+    """Return the columns of a process in rows of leases and tickets."""
+    return {name: getattr(owner, name) for name in OWNER}
 
 
 def holder_of(row: Row[Any]) -> str:

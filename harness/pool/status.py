@@ -71,12 +71,14 @@ class Waiting:
     Attributes:
         holder: for people.
         since: seconds since 1970.
-        reason: the holders of the devices that would do, or why they are out.
+        candidates: keys of the devices that would do.
+        reason: the holders of these, or why they are out; the ledger alone does not say it.
     """
 
     holder: str
     since: float
-    reason: str
+    candidates: tuple[str, ...]
+    reason: str = ""
 
 
 _MAX_MEMBERS = 6

@@ -48,7 +48,9 @@ from harness.errors import (
 )
 from harness.pool.action_names import PROBATION, action_named
 from harness.pool.config import StepName
-from harness.pool.lease import Lease, PoolContext
+from harness.pool.context import PoolContext
+from harness.pool.fence import claim
+from harness.pool.lease import Lease
 from harness.pool.members import Member
 from harness.pool.opener import ReachedDevice, identify
 from harness.pool.owner import this_process
@@ -238,9 +240,9 @@ class Upkeep:
 
     def _run_probation(self, member: Member, device: DeviceRow, row: LeaseRow) -> None:
         try:
-            lease = Lease(self._context, row.grant, [self._context.claims.claim(row, member)])
+            lease = Lease(self._context, row.grant, [claim(self._context, row, member)])
             self.probation(lease.device)
-            lease.device.fence.give_back(lease.device.unleased)
+            lease.device.fence.give_back()
         except HarnessError as error:
             reason, most_s = one_line(str(error)), math.inf
             if isinstance(error, NO_STEP_HELPS):
@@ -360,10 +362,8 @@ class Recovery:
 
     def _try_claim(self) -> None:
         with suppress(LeaseLostError):
-            device = self.context.claims.claim(
-                self.lease, self.member, from_others=self.from_others
-            )
-            device.fence.give_back(device.device)
+            of_others = self.from_others
+            claim(self.context, self.lease, self.member, from_others=of_others).give_back()
 
     def _take(self, step: StepName) -> None:
         match step:

@@ -11,11 +11,11 @@ from buildlib.container.container import GenAIContainer
 from buildlib.error_base import QnnfarmError
 from buildlib.targets import Target, parse_target
 from harness.errors import HarnessError, RequirementError, RuntimeChoiceError
+from harness.pool.lease import Lease
 from harness.pool.pool import Pool
 from harness.pytest_plugin.failures import TEST, FailureReports, TestState, case_of
 from harness.pytest_plugin.items import ROWS
 from harness.pytest_plugin.leases import (
-    HeldLease,
     LeaseManager,
     WaitingNotice,
     key_of,
@@ -58,7 +58,7 @@ def open_test_model(path: Path, config: pytest.Config) -> Model:
         return open_model(path, read_settings(config).runtime)
 
 
-def lease_devices(request: pytest.FixtureRequest, temporary: pytest.TempPathFactory) -> HeldLease:
+def lease_devices(request: pytest.FixtureRequest, temporary: pytest.TempPathFactory) -> Lease:
     """Lease the devices of a test's marker; without any such device it fails, or is skipped."""
     item: pytest.Item = request.node
     path, target = _target_of(request)
@@ -86,9 +86,7 @@ def lease_devices(request: pytest.FixtureRequest, temporary: pytest.TempPathFact
     return lease
 
 
-def open_session(
-    request: pytest.FixtureRequest, held: HeldLease, model: Model
-) -> Iterator[Session]:
+def open_session(request: pytest.FixtureRequest, lease: Lease, model: Model) -> Iterator[Session]:
     """Open a session of a model on the leased device; skip the test if no runtime fits."""
     item = request.node
     item.user_properties.append(("qnnfarm.container", model.info.sha256))
@@ -98,7 +96,7 @@ def open_session(
         push=pushed_files(settings.push),
         runner_timeout_s=settings.run_timeout_s,
     )
-    session = Session(held.lease.devices[0], model, options, properties=held.properties[0])
+    session = Session(lease.devices[0], model, options, properties=lease.properties[0])
     try:
         _ = session.runtime
     except RuntimeChoiceError as error:

@@ -14,8 +14,8 @@ from harness.devices.device import Device
 from harness.errors import DeviceError, HarnessError, LeaseLostError, one_line
 from harness.paths import safe_file_name
 from harness.pool.failure_policy import Work
+from harness.pool.lease import Lease
 from harness.pytest_plugin.items import SESSION_FIXTURE, SESSION_ID
-from harness.pytest_plugin.leases import HeldLease
 from harness.pytest_plugin.terminal import LOST, PHASE
 from harness.results.records import RunStatus, TelemetrySeries
 from harness.runtimes.base import Runtime
@@ -40,7 +40,7 @@ class TestState:
 
     __test__ = False
 
-    held: HeldLease
+    lease: Lease
     temporary: pytest.TempPathFactory
     sessions: list[Session] = field(default_factory=list)
     ended: bool = False
@@ -84,7 +84,7 @@ def _record(item: pytest.Item, call: "pytest.CallInfo[None]", report: pytest.Tes
     if call.excinfo is None:
         if call.when == "call":
             with contextlib.suppress(HarnessError):
-                test.held.lease.report_success(_work_of(item, test))
+                test.lease.report_success(_work_of(item, test))
         return
     error = call.excinfo.value
     if not isinstance(error, Exception | pytest.fail.Exception):  # Ctrl-C, or a skip
@@ -117,7 +117,7 @@ def _lost_lease(test: TestState, failure: HarnessError | None) -> HarnessError |
     if failure is not None and failure.loses_device:
         return None
     try:
-        test.held.lease.verify()
+        test.lease.verify()
     except LeaseLostError as lost:
         return lost
     return None
@@ -126,9 +126,8 @@ def _lost_lease(test: TestState, failure: HarnessError | None) -> HarnessError |
 def _report_to_pool(item: pytest.Item, test: TestState, failure: HarnessError) -> str:
     """Report a failure; return why it counts against the test, if it does."""
     item.user_properties.append(("qnnfarm.failure", f"{type(failure).__name__}: {failure}"))
-    test.held.lost |= failure.loses_device or failure.needs_recovery
     with contextlib.suppress(HarnessError):
-        return test.held.lease.report(failure, _work_of(item, test))
+        return test.lease.report(failure, _work_of(item, test))
     return ""
 
 
@@ -177,7 +176,7 @@ def collect_logs(test: TestState, name: str) -> tuple[Path, list[tuple[str, str]
     folder = test.temporary.mktemp(f"qnnfarm-{safe_file_name(name)[:60]}")
     sections: list[tuple[str, str]] = []
     seconds = time.time() - test.began
-    for device in test.held.lease.devices:
+    for device in test.lease.devices:
         sessions = [session for session in test.sessions if session.device is device]
         for title, text in _device_logs(device, sessions, seconds):
             path = folder / f"{safe_file_name(device.serial)}-{title.replace(' ', '-')}"

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     from buildlib.container.container import GenAIContainer
     from harness.devices.device import Device
+    from harness.pool.lease import Lease
     from harness.pool.pool import Pool
-    from harness.pytest_plugin.leases import HeldLease
     from harness.pytest_plugin.measurements import MeasurementRecorder
     from harness.pytest_plugin.recordings import TestRecordings
     from harness.runtimes.base import Model
@@ -61,7 +61,7 @@ def _qnnfarm_lease(
     request: pytest.FixtureRequest,
     _qnnfarm_session: int,
     tmp_path_factory: pytest.TempPathFactory,
-) -> "HeldLease":
+) -> "Lease":
     """The lease that the test's marker requires."""
     from harness.pytest_plugin.device_tests import lease_devices
 
@@ -69,21 +69,21 @@ def _qnnfarm_lease(
 
 
 @pytest.fixture
-def devices(_qnnfarm_lease: "HeldLease") -> "tuple[Device, ...]":
+def devices(_qnnfarm_lease: "Lease") -> "tuple[Device, ...]":
     """The test's leased devices, as many as its marker's `count`."""
-    return tuple(_qnnfarm_lease.lease.devices)
+    return tuple(_qnnfarm_lease.devices)
 
 
 @pytest.fixture
-def device(_qnnfarm_lease: "HeldLease") -> "Device":
+def device(_qnnfarm_lease: "Lease") -> "Device":
     """The test's leased device."""
-    (only,) = _qnnfarm_lease.lease.devices
+    (only,) = _qnnfarm_lease.devices
     return only
 
 
 @pytest.fixture
 def session(
-    request: pytest.FixtureRequest, _qnnfarm_lease: "HeldLease", _qnnfarm_model: "Model"
+    request: pytest.FixtureRequest, _qnnfarm_lease: "Lease", _qnnfarm_model: "Model"
 ) -> "Iterator[Session]":
     """The container on the leased device: `Generate.of(prompt="Hello").run(session).output`.
 

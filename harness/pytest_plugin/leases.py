@@ -15,7 +15,6 @@ import pytest
 
 from buildlib.targets import Target
 from harness.console import visible
-from harness.devices.base import DeviceProperties
 from harness.devices.spec import DeviceSpec, device_types
 from harness.errors import HarnessError, one_line
 from harness.pool.lease import Lease
@@ -46,20 +45,6 @@ class LeaseKey:
     session: int
 
 
-@dataclass
-class HeldLease:
-    """A lease, with the properties that its devices had when it began."""
-
-    key: LeaseKey
-    lease: Lease
-    lost: bool = False
-
-    @functools.cached_property
-    def properties(self) -> tuple[DeviceProperties, ...]:
-        """Each device's properties, read once a lease."""
-        return tuple(device.properties() for device in self.lease.devices)
-
-
 class LeaseManager:
     """Plugin that leases devices for the tests of this process.
 
@@ -69,7 +54,7 @@ class LeaseManager:
     def __init__(self, settings: PluginSettings) -> None:
         self._settings = settings
         self._stack = contextlib.ExitStack()
-        self._held: HeldLease | None = None
+        self._held: tuple[LeaseKey, Lease] | None = None
 
     @functools.cached_property
     def pool(self) -> Pool:
@@ -90,8 +75,8 @@ class LeaseManager:
         requirement: Requirement,
         purpose: str,
         while_waiting: Callable[[], None] = lambda: None,
-    ) -> HeldLease:
-        """Return the lease of a key: the held one while it is valid, else a new one.
+    ) -> Lease:
+        """Return the lease of a key: the held one while it can be used, else a new one.
 
         Args:
             while_waiting: called several times a second while others hold the devices.
@@ -100,7 +85,7 @@ class LeaseManager:
             RequirementError: no device of the pool can meet the requirement.
             LeaseTimeoutError: others held the devices for longer than the user wants to wait.
         """
-        if self._held is not None and not self._is_valid(self._held, key):
+        if not self._keeps(key):
             self._release()
         if self._held is None:
 
@@ -114,8 +99,8 @@ class LeaseManager:
                 purpose=purpose,
                 cancelled=never,
             )
-            self._held = HeldLease(key, lease)
-        return self._held
+            self._held = key, lease
+        return self._held[1]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, nextitem: pytest.Item | None) -> Generator[None]:
@@ -123,8 +108,7 @@ class LeaseManager:
         try:
             return (yield)
         finally:
-            current = self._held
-            if current is not None and (current.lost or current.key != _next_key(nextitem)):
+            if not self._keeps(_next_key(nextitem)):
                 self._release()
 
     def close(self) -> None:
@@ -133,20 +117,14 @@ class LeaseManager:
         self._stack.close()
 
     def _release(self) -> None:
-        current, self._held = self._held, None
-        if current is not None:
+        held, self._held = self._held, None
+        if held is not None:
             with contextlib.suppress(HarnessError):  # a lost lease is released already
-                current.lease.release()
+                held[1].release()
 
-    @staticmethod
-    def _is_valid(held: HeldLease, key: LeaseKey) -> bool:
-        if held.key != key or held.lost:
-            return False
-        try:
-            held.lease.check()
-        except HarnessError:
-            return False
-        return True
+    def _keeps(self, key: LeaseKey | None) -> bool:
+        """Return whether the lease, if any is held, serves tests of that key."""
+        return self._held is not None and self._held[0] == key and self._held[1].is_usable
 
 
 def parse_devices(settings: PluginSettings) -> tuple[DeviceSpec, ...]:

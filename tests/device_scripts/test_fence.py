@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from harness.pool.fence import LOST_STATUS, Fence, Holder
+from harness.pool.fence import LOST_STATUS, Fence
+from harness.pool.owner import Owner
 from tests.device_scripts.conftest import DeviceShell, processes_with
 from tests.system import program
 from tests.waiting import wait_for
@@ -44,7 +46,8 @@ def claim(
     assert (done.returncode, int(match[1])) == (0, token)
     assert int(match[3]) == ended or ended is None
     (ledger, _, grant), record = holder.partition(" ")[0].partition("-"), record_of(holder)
-    return Fence(str(device.work_root), token, match[2], ledger, grant, record)
+    of_lease = token, ledger, grant, record, str(device.work_root), match[2]
+    return Fence("a", "a", cast("Device", None), *of_lease)
 
 
 def record_of(holder: str) -> str:
@@ -389,7 +392,7 @@ def test_a_device_that_was_given_back_goes_to_any_ledger(device: DeviceShell) ->
         def shell(self, command: str, **_: object) -> None:
             commands.append(command)
 
-    fence.give_back(cast("Device", Shell()))
+    replace(fence, device=cast("Device", Shell())).give_back()
     subprocess.run([device.shell, "-c", commands[0]], env=device.environment, check=True)
     assert claim(device, 2, holder=OTHER).token == 2
     late = subprocess.run([device.shell, "-c", commands[0]], env=device.environment, check=True)
@@ -417,11 +420,11 @@ def test_a_late_command_says_who_has_the_device(device: DeviceShell) -> None:
     ["", "{", "[" * 1999, '{"label": 3}', '{"pid": -1}', '{"label": "' + "x" * 300 + '"}', "null"],
 )
 def test_a_record_that_cannot_be_read_is_nobody_known(record: str) -> None:
-    assert str(Holder.parse(record)) == "a holder that is not known"
+    assert str(Owner.parse(record)) == "a holder that is not known"
 
 
 def test_the_holder_that_a_device_names_is_one_line() -> None:
-    told = Holder.parse('{"label": "a\\u001b[31m\\nb", "host": "h\\u0007"}')
+    told = Owner.parse('{"label": "a\\u001b[31m\\nb", "host": "h\\u0007"}')
     assert str(told) == "a [31m b on h"
 
 

@@ -40,8 +40,7 @@ from harness.devices.properties import (
 )
 from harness.errors import DeviceCommandError, RunnerError
 from harness.errors.codes import find_codes
-from harness.pool import fence
-from harness.pool.fence import HigherTokenError, OtherHolderError
+from harness.pool.fence import Fence, HigherTokenError, OtherHolderError
 from harness.runtimes.base import Window
 from harness.runtimes.genie.output import generated_text, parse_perplexity, parse_profile
 from harness.runtimes.genie.runtime import GenieRuntime
@@ -259,7 +258,7 @@ PARSERS: dict[str, Parser] = {
     ),
     "link.sh": Parser(saying(link), ["run_dir=/", "run_dir=/\n"]),
     "fence.sh": Parser(
-        saying(lambda device: fence._run(device, "fence.sh", Deadline(60), "claiming")),
+        saying(lambda device: Fence("a", "a", device, 1).sweep(Deadline(60))),
         ["qnnfarm-fence token="],
         lambda: [
             f"qnnfarm-fence token=1 id={'0' * 36} ended={filled('9')} left=0",

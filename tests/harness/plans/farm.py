@@ -16,7 +16,7 @@ from harness.plans.lease_requests import meets
 from harness.plans.outcome import CellOutcome, CellResult, Summary
 from harness.plans.plan_file import Retries
 from harness.pool.failure_policy import Work
-from harness.pool.lease import LeasedDevice
+from harness.pool.lease import Lease, LeasedDevice
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus
@@ -123,7 +123,7 @@ class HandPool:
 
     def acquire(
         self, requirement: Requirement, *, purpose: str = "", cancelled: Callable[[], bool]
-    ) -> HandLease:
+    ) -> Lease:
         wanted = [
             m.name
             for m in self._members.values()
@@ -142,7 +142,7 @@ class HandPool:
             self.leases += 1
             self.purposes.add(purpose)
             self.most_held = max(self.most_held, len(self._held))
-            return HandLease(self, free[0])
+            return cast("Lease", HandLease(self, free[0]))
 
     def give_back(self, member: str) -> None:
         with self._changed:

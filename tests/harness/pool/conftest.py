@@ -15,13 +15,16 @@ from sqlalchemy import Connection, Row, text
 
 from harness.clock import Clock
 from harness.devices.adb.client import AdbServer
+from harness.devices.spec import DeviceSpec
 from harness.pool import schema
-from harness.pool.config import PoolConfig, QuarantineConfig
+from harness.pool.config import PoolConfig, QuarantineConfig, parse_config
+from harness.pool.context import PoolContext
 from harness.pool.database import Database
 from harness.pool.failure_policy import FailureReport
 from harness.pool.heartbeat import Heartbeat
-from harness.pool.lease import PoolContext
 from harness.pool.ledger import Ledger
+from harness.pool.members import Member
+from harness.pool.opener import Opener
 from harness.pool.owner import Owner, host_id
 from harness.pool.pool import Pool
 from harness.pool.records import Facts, LeaseRow
@@ -32,10 +35,6 @@ from tests.system import VIRTUAL, needs, program
 
 if TYPE_CHECKING:
     from plugins.virtual_android import manager
-
-if TYPE_CHECKING:
-    from harness.pool.fence import FenceClaims
-    from harness.pool.opener import Opener
 
 TTL_S = 30.0
 
@@ -115,22 +114,10 @@ class Bench:
         grant = self.begin_repair(key, force=force).grant
         assert self.ledger.end_repair(key, grant, end, f"it {end}", retry_in_s=retry_in_s)
 
-    def context(
-        self,
-        *,
-        claims: object = None,
-        opener: object = None,
-        config: PoolConfig | None = None,
-    ) -> PoolContext:
-        """Return the context of a pool on this ledger; without `claims`, nothing can be claimed."""
-        return PoolContext(
-            config or PoolConfig(),
-            self.clock,
-            self.ledger,
-            cast("Opener", opener),
-            Heartbeat(self.ledger),
-            cast("FenceClaims", claims),
-        )
+    def context(self, opener: object = None, heartbeat: Heartbeat | None = None) -> PoolContext:
+        """Return the context of a pool on this ledger; without `opener`, nothing can be claimed."""
+        beats = heartbeat or Heartbeat(self.ledger)
+        return PoolContext(PoolConfig(), self.clock, self.ledger, cast("Opener", opener), beats)
 
     def state(self, key: str) -> str:
         return str(self.ledger.rows([key])[key].state)
@@ -141,6 +128,20 @@ class Bench:
 
 def process(pid: int) -> Owner:
     return Owner(host_id(), "boot", pid, 1, "ns", f"process {pid}")
+
+
+def pool_of(
+    spec: str,
+    ledger: str | Path,
+    config: str = "",
+    opener: type[Opener] = Opener,
+    *,
+    name: str = "dut",
+    probe: bool = True,
+) -> Pool:
+    """Open a pool of one device; also for programs that tests start."""
+    read, member = parse_config(config), Member(name, DeviceSpec.parse(spec))
+    return Pool([member], read, opener(read), ledger=Path(ledger), probe=probe)
 
 
 def close(pool: Pool) -> None:

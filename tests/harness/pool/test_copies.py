@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -27,17 +27,15 @@ from harness.devices.local import LocalTransport
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceHeldError, HarnessError, LeaseLostError, LedgerError
 from harness.pool import schema
-from harness.pool.fence import ClaimedDevice, FenceClaims
+from harness.pool.context import PoolContext
+from harness.pool.fence import claim
 from harness.pool.heartbeat import Heartbeat
-from harness.pool.lease import Lease, PoolContext
+from harness.pool.lease import Lease
 from harness.pool.ledger_file import place_of
 from harness.pool.members import Member
 from harness.pool.opener import identify
 from harness.pool.records import Facts, LeaseRow
 from tests.harness.pool.conftest import TTL_S, Bench, on_each_database, process
-
-if TYPE_CHECKING:
-    from harness.pool.opener import Opener
 
 LEASES = int(os.environ.get("QNNFARM_LEASES", "10"))
 SEED = int(os.environ.get("QNNFARM_SEED", "4"))
@@ -89,17 +87,7 @@ class Side:
 
     def __post_init__(self) -> None:
         bench = self.bench
-        claims = FenceClaims(
-            bench.ledger, cast("Opener", OneDevice(self.device)), bench.clock, timeout_s=60
-        )
-        self.context = PoolContext(
-            bench.context().config,
-            bench.clock,
-            bench.ledger,
-            cast("Opener", OneDevice(self.device)),
-            HandHeartbeat(bench.ledger),
-            claims,
-        )
+        self.context = bench.context(OneDevice(self.device), HandHeartbeat(bench.ledger))
         bench.ledger.ledger_id()
         self.key = identify(MEMBER, self.device, bench.ledger, timeout_s=60).key
         bench.ledger.record_found(self.key, "a", str(MEMBER.spec), Facts("SM8750"))
@@ -113,12 +101,12 @@ class Side:
         if rows is None:
             return None
         try:
-            claimed = self.context.claims.claim(rows[0], MEMBER)
+            fence = claim(self.context, rows[0], MEMBER)
         except HarnessError:
             ledger.release(rows[0].grant, [self.key], "it could not be claimed")
             raise
         self.context.heartbeat.start(rows)
-        return Lease(self.context, rows[0].grant, [claimed])
+        return Lease(self.context, rows[0].grant, [fence])
 
 
 def saved(bench: Bench) -> Rows:
@@ -418,8 +406,8 @@ def test_no_answer_of_a_device_changes_what_the_ledger_has_of_others(
     device.said, device.answer = serial, CommandResult(status, stdout, stderr)
     side.context.heartbeat.start(rows)
     try:
-        claimed: ClaimedDevice = side.context.claims.claim(rows[0], MEMBER)
-        lease = Lease(side.context, rows[0].grant, [claimed])
+        fence = claim(side.context, rows[0], MEMBER)
+        lease = Lease(side.context, rows[0].grant, [fence])
     except HarnessError:
         ledger.release(rows[0].grant, [side.key], "it could not be claimed")
     else:

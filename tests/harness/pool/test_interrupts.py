@@ -18,8 +18,9 @@ from harness.devices.device import Device
 from harness.devices.local import LocalTransport
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceLostError, LedgerError
-from harness.pool.fence import ClaimedDevice, Fence
-from harness.pool.lease import Lease, LeasedDevice, PoolContext
+from harness.pool.context import PoolContext
+from harness.pool.fence import Fence
+from harness.pool.lease import Lease, LeasedDevice
 from harness.pool.members import Member
 from harness.pool.pool import Acquisition
 from harness.pool.records import LeaseRow
@@ -49,20 +50,25 @@ class HandDevice(Device):
         return CommandResult(0, "", "")
 
 
-class HandClaims:
-    """Fences nothing; a device may have a higher token there."""
+class HandClaim:
+    """Fences nothing, in place of `claim`; a device may have a higher token there."""
 
-    def __init__(self, bench: Bench, higher: int = 0) -> None:
-        self.bench = bench
-        self.higher = higher
+    higher = 0
 
-    def claim(self, lease: LeaseRow, *_: object, **__: object) -> ClaimedDevice:
+    def __call__(self, context: PoolContext, lease: LeaseRow, *_: object, **__: object) -> Fence:
         key, token = lease.key, lease.token
         if token <= self.higher:
-            passed = self.bench.ledger.pass_token(key, lease.grant, self.higher, "it says so")
+            passed = context.ledger.pass_token(key, lease.grant, self.higher, "it says so")
             assert passed
             token = passed
-        return ClaimedDevice(key, key, HandDevice(), Fence("/root", token, "id"))
+        return Fence(key, key, HandDevice(), token, root="/root", id="id")
+
+
+@pytest.fixture(autouse=True)
+def claims(monkeypatch: pytest.MonkeyPatch) -> HandClaim:
+    claims = HandClaim()
+    monkeypatch.setattr(harness.pool.pool, "claim", claims)
+    return claims
 
 
 def acquire(context: PoolContext, keys: str = "a") -> Lease:
@@ -88,13 +94,12 @@ def test_a_transaction_interrupted_at_any_line_leaves_no_lock(bench: Bench) -> N
 
 
 def test_a_request_interrupted_at_any_line_leaves_no_lease(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claims: HandClaim
 ) -> None:
     monkeypatch.setattr(harness.pool.pool, "_AFTER_FAILURE_S", 0.0)
     bench = Bench(tmp_path / "pool.db")
     bench.add("a")
-    claims = HandClaims(bench)
-    context = bench.context(claims=claims)
+    context = bench.context()
     for number in itertools.count(random.randint(1, _STEP), _STEP):  # noqa: S311
         granted: list[Lease] = []
         interrupter = Interrupter(number, *_OUTSIDE)
@@ -114,7 +119,7 @@ def test_a_request_interrupted_at_any_line_leaves_no_lease(
 
 def test_a_lease_whose_report_fails_is_given_back(bench: Bench) -> None:
     bench.add("a")
-    context = bench.context(claims=HandClaims(bench))
+    context = bench.context()
     lease = acquire(context)
     bench.sql("ALTER TABLE pool_evidence RENAME TO elsewhere")
     lost = DeviceLostError("serial", "a push", "closed")
@@ -125,7 +130,7 @@ def test_a_lease_whose_report_fails_is_given_back(bench: Bench) -> None:
 
 def test_a_grant_whose_ticket_cannot_be_settled_is_given_back(bench: Bench) -> None:
     bench.add("a")
-    context = bench.context(claims=HandClaims(bench))
+    context = bench.context()
     bench.sql(
         "CREATE TRIGGER full BEFORE DELETE ON pool_tickets BEGIN SELECT RAISE(ABORT, 'full'); END"
     )
@@ -135,23 +140,26 @@ def test_a_grant_whose_ticket_cannot_be_settled_is_given_back(bench: Bench) -> N
     assert bench.state("a") == "ready"
 
 
-def test_a_grant_whose_report_fails_is_given_back(bench: Bench) -> None:
+def test_a_grant_whose_report_fails_is_given_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.add("a")
 
-    class Failing(HandClaims):
-        def claim(self, *_: object, **__: object) -> ClaimedDevice:
-            raise DeviceLostError("serial", "a claim", "closed")
+    def fail(*_: object, **__: object) -> Fence:
+        raise DeviceLostError("serial", "a claim", "closed")
 
-    context = bench.context(claims=Failing(bench))
+    monkeypatch.setattr(harness.pool.pool, "claim", fail)
+    context = bench.context()
     bench.sql("ALTER TABLE pool_evidence RENAME TO elsewhere")
     with pytest.raises(LedgerError):
         acquire(context)
     assert not context.heartbeat.active
 
 
-def test_a_lease_has_its_devices_and_a_raised_token(bench: Bench) -> None:
+def test_a_lease_has_its_devices_and_a_raised_token(bench: Bench, claims: HandClaim) -> None:
     bench.add("a", "b")
-    lease = acquire(bench.context(claims=HandClaims(bench, 700)), "ab")
+    claims.higher = 700
+    lease = acquire(bench.context(), "ab")
     assert lease.token == 701
     assert {type(device) for device in lease.devices} == {LeasedDevice}
     lease.check()

@@ -381,17 +381,6 @@ def test_a_probation_run_decides_and_earlier_failures_do_not_count(bench: Bench)
         assert bench.state("a") == state
 
 
-def test_failures_that_say_nothing_about_the_device_do_not_count(bench: Bench) -> None:
-    bench.add("a")
-    token = bench.lease(1, "a")
-    for _ in range(10):
-        nothing = FailureReport("AdbServerError", 0.0, recover=False, text="server died")
-        bench.ledger.report("a", token, nothing)
-    bench.ledger.release(token, ["a"])
-    assert bench.state("a") == "ready"
-    assert bench.ledger.rows(["a"])["a"].failures == ()
-
-
 @on_each_database
 def test_an_absent_device_gets_its_hardware_key_when_it_answers(bench: Bench) -> None:
     key = bench.ledger.record_absent("phone", "android:S1", "not there")

@@ -10,18 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceCommandError, LeaseLostError, LeaseTimeoutError
-from harness.pool.config import parse_config
 from harness.pool.lease import Lease, LeasedDevice
-from harness.pool.members import Member
-from harness.pool.opener import Opener
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from plugins.virtual_android import manager
 from tests.command_line import Started
 from tests.device_echo import echo_on
-from tests.harness.pool.conftest import close
+from tests.harness.pool.conftest import close, pool_of
 
 ANY = Requirement()
 OpenPool = Callable[[str], Pool]
@@ -40,11 +36,10 @@ def open_pool(name: str, tmp_path: Path) -> Iterator[OpenPool]:
     opened = []
 
     def make(ledger: str) -> Pool:
-        config = parse_config("recovery: {backoff_s: 0.2, max_backoff_s: 0.2}")
-        member = Member(name, DeviceSpec("virtual", name))
-        path = tmp_path / f"{ledger}.db"
-        opened.append(Pool([member], config, Opener(config), ledger=path))
-        return opened[-1]
+        quick = "recovery: {backoff_s: 0.2, max_backoff_s: 0.2}"
+        pool = pool_of(f"virtual:{name}", tmp_path / f"{ledger}.db", quick, name=name)
+        opened.append(pool)
+        return pool
 
     yield make
     for pool in opened:
@@ -57,7 +52,7 @@ def begun(device: LeasedDevice, path: str) -> None:
 
 def held_elsewhere(pool: Pool, device: LeasedDevice) -> bool:
     """Return whether a probe found that this process holds the device by another ledger."""
-    holder = re.compile(rf"is held by .*\(pid {os.getpid()}\) on .*, through another ledger")
+    holder = re.compile(rf"is held by .*\(pid {os.getpid()}\), since .*, through another ledger")
     return any(holder.search(event.text) for event in pool.history(device.member))
 
 
@@ -154,7 +149,7 @@ def test_a_person_takes_a_device_from_another_ledger_whose_holder_learns_of_it(
         ):
             with pytest.raises(LeaseLostError) as caught:
                 touch()
-            assert f"(pid {os.getpid()}) on " in str(caught.value)
+            assert f"(pid {os.getpid()}), since " in str(caught.value)
             assert "has the device through another ledger" in str(caught.value)
         lease.release()
         assert other.device.shell("echo mine").stdout == "mine\n"
@@ -170,18 +165,11 @@ def test_a_person_takes_a_device_from_another_ledger_whose_holder_learns_of_it(
 
 _HOLDER = """
 import sys
-from pathlib import Path
-from harness.devices.spec import DeviceSpec
-from harness.pool.config import PoolConfig
-from harness.pool.members import Member
-from harness.pool.opener import Opener
-from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
+from tests.harness.pool.conftest import pool_of
 
 name, ledger = sys.argv[1:]
-config = PoolConfig()
-member = Member(name, DeviceSpec("virtual", name))
-pool = Pool([member], config, Opener(config), ledger=Path(ledger))
+pool = pool_of("virtual:" + name, ledger)
 device = pool.acquire(Requirement(), timeout_s=60).device
 device.shell("setsid sleep 600 >/dev/null 2>&1 </dev/null &")
 print("holds", flush=True)

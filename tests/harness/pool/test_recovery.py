@@ -16,7 +16,6 @@ from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.errors import AdbServerError, DeviceError, DeviceLostError, DeviceTimeoutError
-from harness.pool.config import parse_config
 from harness.pool.members import Member
 from harness.pool.opener import Opener
 from harness.pool.owner import this_process
@@ -28,7 +27,7 @@ from plugins.virtual_android import manager
 from plugins.virtual_android.faults import Reboot
 from tests.command_line import Started
 from tests.conftest import kill_server
-from tests.harness.pool.conftest import close
+from tests.harness.pool.conftest import close, pool_of
 
 if TYPE_CHECKING:
     from tests.conftest import MakeDevice
@@ -72,11 +71,8 @@ def make_pool(virtual: manager.VirtualDevice, tmp_path: Path) -> Iterator[MakePo
     made = []
 
     def make(text: str = "", opener: type[Opener] = Opener, *, kind: str = "") -> Pool:
-        config = parse_config(text)
-        spec = DeviceSpec("virtual", virtual.name)
-        if kind == "android":
-            spec = DeviceSpec("android", virtual.serial)
-        pool = Pool([Member("dut", spec)], config, opener(config), ledger=tmp_path / "p.db")
+        spec = f"android:{virtual.serial}" if kind == "android" else f"virtual:{virtual.name}"
+        pool = pool_of(spec, tmp_path / "p.db", text, opener)
         made.append(pool)
         return pool
 
@@ -218,18 +214,11 @@ recovery:
 
 _PROGRAM = """
 import sys
-from pathlib import Path
-from harness.devices.spec import DeviceSpec
 from harness.pool.requirement import Requirement
-from harness.pool.config import parse_config
-from harness.pool.members import Member
-from harness.pool.opener import Opener
-from harness.pool.pool import Pool
+from tests.harness.pool.conftest import pool_of
 
 how, ledger, serial, text = sys.argv[1:]
-config = parse_config(text)
-members = [Member("dut", DeviceSpec("android", serial))]
-with Pool(members, config, Opener(config), ledger=Path(ledger), probe=False) as pool:
+with pool_of("android:" + serial, ledger, text, probe=False) as pool:
     if how == "waits":
         pool.acquire(Requirement())
     pool.admin.recover("dut")

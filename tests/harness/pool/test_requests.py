@@ -12,9 +12,9 @@ from sqlalchemy import select
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseTimeoutError
 from harness.pool.config import PoolConfig, QuarantineConfig
+from harness.pool.context import PoolContext
 from harness.pool.database import Database
 from harness.pool.heartbeat import Heartbeat
-from harness.pool.lease import PoolContext
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member
 from harness.pool.owner import this_process
@@ -27,7 +27,6 @@ from tests.clock import ManualClock
 from tests.harness.pool.conftest import Bench, on_each_database, process
 
 if TYPE_CHECKING:
-    from harness.pool.fence import FenceClaims
     from harness.pool.opener import Opener
 
 
@@ -56,14 +55,8 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
 
     monkeypatch.setattr(databases[0], "wait", wait)
     end = clock.time + 8.0
-    context = PoolContext(
-        PoolConfig(),
-        clock,
-        waiting,
-        cast("Opener", None),
-        Heartbeat(waiting),
-        cast("FenceClaims", None),  # nothing is granted
-    )
+    opener = cast("Opener", None)  # nothing is granted
+    context = PoolContext(PoolConfig(), clock, waiting, opener, Heartbeat(waiting))
     members = {"a": Member("a", DeviceSpec("android", "a"))}
     try:
         with pytest.raises(LeaseTimeoutError):

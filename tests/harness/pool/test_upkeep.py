@@ -1,20 +1,13 @@
 """Upkeep when a repair raises an unexpected exception."""
 
-from typing import TYPE_CHECKING, cast
-
 import pytest
 
 from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
-from harness.pool.config import PoolConfig
 from harness.pool.failure_policy import FailureReport
-from harness.pool.fence import FenceClaims
 from harness.pool.members import Member
 from harness.pool.upkeep import Upkeep
 from tests.harness.pool.conftest import Bench
-
-if TYPE_CHECKING:
-    from harness.pool.opener import Opener
 
 
 class Broken:
@@ -31,14 +24,13 @@ class Broken:
 def test_a_crashed_repair_is_retried_after_a_backoff(bench: Bench, weight: float) -> None:
     bench.add("a")
     bench.fail("a", FailureReport("DeviceLostError", weight, recover=weight < 3, text="it left"))
-    config, opener = PoolConfig(), cast("Opener", Broken())
-    claims = FenceClaims(bench.ledger, opener, bench.clock, timeout_s=1)
-    context = bench.context(claims=claims, opener=opener, config=config)
+    context = bench.context(Broken())
     member = Member("a", DeviceSpec("android", "a"))
-    bench.clock.time += config.quarantine.backoff_s
+    backoff_s = context.config.quarantine.backoff_s
+    bench.clock.time += backoff_s
     with pytest.raises(ZeroDivisionError):
         Upkeep(context).repair(member, "a")
     assert bench.ledger.due_repairs() == []
     assert not context.heartbeat.active
-    bench.clock.time += 2 * config.quarantine.backoff_s + 1
+    bench.clock.time += 2 * backoff_s + 1
     assert bench.ledger.due_repairs() == ["a"]

@@ -1,6 +1,5 @@
 """The shell protocol against a peer that may do anything, over a real socket."""
 
-import contextlib
 import io
 import socket
 import struct
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.clock import Deadline, DeadlineExceeded
+from harness.clock import Deadline
 from harness.devices.adb.connection import Connection, ServerAddress, StreamClosed
 from harness.devices.adb.transport import ShellSession
 
@@ -85,28 +84,3 @@ def test_input_arrives_in_packets_and_is_closed() -> None:
 def test_an_end_without_exit_status_is_no_success(stream: bytes) -> None:
     with pytest.raises(StreamClosed):
         _run(stream)
-
-
-def test_the_deadline_counts_from_the_start_and_not_from_each_packet() -> None:
-    drip = threading.Event()
-
-    def peer(listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        with connection, contextlib.suppress(OSError):  # the other end goes first
-            while not drip.wait(0.05):
-                connection.sendall(_packet(1, b"."))
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=peer, args=(listener,))
-        thread.start()
-        try:
-            address = ServerAddress("127.0.0.1", listener.getsockname()[1])
-            with (
-                Connection(address, Deadline(0.4)) as connection,
-                pytest.raises(DeadlineExceeded),
-            ):
-                # Counted from each packet, it would never be over.
-                ShellSession(connection, io.BytesIO(), io.BytesIO()).run()
-        finally:
-            drip.set()
-            thread.join()
