@@ -1,18 +1,24 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-ifneq ($(MAKECMDGOALS),setup)
+# What there is to make, with what each does, from this file.
+help:
+	@awk '/^# /{about = substr($$0, 3)} /^$$/{about = ""} \
+	      about && /^[a-z-]+:/{sub(/:.*/, ""); printf "%-20s %s\n", $$0, about; about = ""}' Makefile
+
+ifeq ($(filter help setup,$(or $(MAKECMDGOALS),help)),)
 ifeq (,$(shell command -v $(PYTHON)))
 $(error there is no $(PYTHON): `make setup` makes it)
 endif
 endif
 
-.PHONY: setup check docs format test genie-table genie-mutations quantization-table real-model fuzz variants exports families mutants options speculation config-campaign documents family-defaults kills lab-kills hosts copies chaos nights verdicts board demo examples screenshots without wheel-check
+.PHONY: help setup check docs format test genie-table genie-mutations quantization-table real-model fuzz variants exports families mutants options speculation config-campaign documents family-defaults kills lab-kills hosts copies chaos nights verdicts board demo examples screenshots without wheel-check
 
 # The environment of all commands below in `.venv`, and the Debian packages that tests need.
 setup:
 	python3 -m tools.test --set-up
 
+# Linter, formatter, mypy --strict, the import contracts, and links of the documents.
 check: docs
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
@@ -23,10 +29,12 @@ check: docs
 docs:
 	$(PYTHON) -m sphinx -W --keep-going -n -q -j auto -c docs . build/site
 
+# Format the code, and mend what the linter can.
 format:
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
+# The suite; `.venv/bin/pytest PATH` for a part of it.
 test:
 	$(PYTHON) -m pytest
 
@@ -34,7 +42,7 @@ test:
 genie-table:
 	$(PYTHON) -m tools.genie_table
 
-# Random mutations of valid Genie configurations, judged by our models and by libGenie; `QNNFARM_FUZZ_SEED=7 make genie-mutations` for others.
+# Random mutations of valid Genie configurations, judged by our models and by libGenie; `QNNFARM_FUZZ_SEED=7 make genie-mutations` for others; two minutes.
 genie-mutations:
 	$(PYTHON) -m pytest -n 0 -q -s -m slow tests/buildlib/container/test_genie_agreement.py
 
@@ -42,19 +50,19 @@ genie-mutations:
 families:
 	$(PYTHON) -m pytest -n 0 -m "slow or not slow" tests/buildlib/builder/test_families.py
 
-# Further ways along paths that the suite takes once: the second shell, engine and confinement, techniques, adapters, layouts of pages, chats, workers of xdist.
+# Further ways along paths that the suite takes once: the second shell, engine and confinement, techniques, adapters, layouts of pages, chats, workers of xdist; a quarter of an hour.
 variants:
 	$(PYTHON) -m pytest -m variant
 
-# Every option of a build on the emulator, and whether a file of the container is another one.
+# Every option of a build on the emulator, and whether a file of the container is another one; ten minutes.
 options:
 	$(PYTHON) -m pytest -n 0 -m slow tests/buildlib/test_every_option.py
 
-# SSD and Eaglet against plain decoding, over prompts, turns and adapters, and the rows that Genie keeps of both.
+# SSD and Eaglet against plain decoding, over prompts, turns and adapters, and the rows that Genie keeps of both; half an hour.
 speculation:
 	$(PYTHON) -m pytest -n 0 -m slow tests/suites/test_speculation.py tests/harness/runtimes/genie/test_speculation.py tests/harness/cli/test_build.py tests/harness/cli/test_perplexity.py
 
-# Every command and every snippet of README and docs, in order, and what they print; the suite takes those that need no build.
+# Every command and every snippet of README and docs, in order, and what they print; the suite takes those that need no build; half an hour.
 documents:
 	$(PYTHON) -m pytest -n 0 -m "slow or not slow" tests/test_snippets.py
 
@@ -75,7 +83,7 @@ quantization-table:
 real-model:
 	nice -n 10 $(PYTHON) -m tools.quantization_table --model $(MODEL) $(ARGUMENTS)
 
-# Thousands of damaged models; `QNNFARM_FUZZ_SEED=7 make fuzz` for others.
+# Thousands of damaged models, refused in one line or built soundly; `QNNFARM_FUZZ_SEED=7 make fuzz` for others; half an hour.
 fuzz:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/fuzz
 
@@ -87,19 +95,19 @@ exports:
 kills:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/buildlib/cache/test_killed.py tests/harness/results/test_killed_writers.py tests/harness/plans/test_killed_runs.py tests/harness/pipeline/test_resume.py
 
-# Workers, submitters, hosts and the database of a lab, killed a hundred times over a plan of 300 cells; `QNNFARM_LAB_SEED=7 make lab-kills` for others.
+# Workers, submitters, hosts and the database of a lab, killed a hundred times over a plan of 300 cells; `QNNFARM_LAB_SEED=7 make lab-kills` for others; half an hour.
 lab-kills:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/harness/lab/test_kills.py
 
-# Leases of three hosts whose workers are cut off, stopped and killed; `QNNFARM_LEASES=500 make hosts` for fewer than ten thousand.
+# Leases of three hosts whose workers are cut off, stopped and killed; `QNNFARM_LEASES=500 make hosts` for fewer than ten thousand; hours.
 hosts:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/harness/pool
 
-# Leases under ledgers that go back to an earlier state and have copies; `QNNFARM_SEED=7 make copies` for others.
+# Leases under ledgers that go back to an earlier state and have copies; `QNNFARM_SEED=7 make copies` for others; half an hour.
 copies:
 	QNNFARM_LEASES=2000 $(PYTHON) -m pytest -n 0 -s --timeout 7200 tests/harness/pool/test_copies.py -k never_has
 
-# Hundreds of faults over pushes, runs and leases; `QNNFARM_CHAOS_SEED=7 make chaos` for others.
+# Hundreds of faults over pushes, runs and leases; `QNNFARM_CHAOS_SEED=7 make chaos` for others; a quarter of an hour.
 chaos:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/chaos
 
@@ -111,11 +119,11 @@ nights:
 examples:
 	$(PYTHON) -m pytest -m "hypothesis and not slow" --hypothesis-profile new
 
-# How many random changes of the statistics, the pool's rules and the passes go unnoticed; needs the extra `mutants`.
+# How many random changes of the statistics, the pool's rules and the passes go unnoticed; needs the extra `mutants`; half an hour.
 mutants:
 	$(PYTHON) -m tools.mutants
 
-# Sixty random databases, in everything that prints a verdict.
+# Sixty random databases, in everything that prints a verdict; ten minutes.
 verdicts:
 	$(PYTHON) -m pytest -n 0 -m slow --hypothesis-profile new tests/reports/test_one_verdict.py
 
@@ -124,6 +132,7 @@ board:
 	sh tools/arm64_root.sh build/arm64
 	QNNFARM_ARM64_ROOT=$(CURDIR)/build/arm64/root $(PYTHON) -m pytest -n 0 -m slow tests/harness/cli/test_board.py
 
+# `qnnfarm demo`.
 demo:
 	$(PYTHON) -m harness.cli demo
 
@@ -132,7 +141,7 @@ REPORT ?= report.html
 screenshots:
 	$(PYTHON) -m tools.screenshots $(REPORT) build/screenshots
 
-# Whether everything else works without a plugin, or without each in turn: `make without PLUGIN=mllm`.
+# Whether everything else works without a plugin, or without each in turn: `make without PLUGIN=mllm`; hours.
 PLUGIN ?= all
 without:
 	$(PYTHON) -m tools.without $(PLUGIN)
