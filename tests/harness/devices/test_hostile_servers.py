@@ -66,8 +66,8 @@ def test_an_answer_in_drops_ends_with_the_deadline(serve: Serve) -> None:
 
 def test_a_silence_longer_than_the_user_accepts_ends_before_the_deadline(serve: Serve) -> None:
     with Connection(serve(b"OKAY"), Deadline(3600)) as connection:
-        connection.stall_s = 0.1
         connection.expect_okay()
+        connection.stall_s = 0.1
         with pytest.raises(Stalled) as caught:
             connection.receive_some(1)
     assert caught.value.seconds == 0.1

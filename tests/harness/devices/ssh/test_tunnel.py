@@ -107,7 +107,7 @@ def test_it_survives_the_loss_of_the_connection(
 
 
 @pytest.mark.needs("root")
-def test_other_users_of_this_machine_do_not_getexchange(host: SshHost, echo: int) -> None:
+def test_other_users_of_this_machine_do_not_get_through(host: SshHost, echo: int) -> None:
     script = (
         "import os, socket, sys; os.setuid(65534);"
         "link = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 120);"
