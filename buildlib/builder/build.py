@@ -1,4 +1,10 @@
-"""One build: its stages in order, each from the cache unless inputs, options or code changed."""
+"""One build: its stages in order, each from the cache unless inputs, options or code changed.
+
+`Build._run_models` brings every source into canonical form, with what the plan adds to it.
+`Build._add_container` goes on from there: each model at every shape, cut into parts, quantized,
+converted, compiled (`_add_binaries`) and packaged. Both declare stages to a `StageGraph`, which
+takes them from the cache or runs them, and `BuildOutputs` has where each left its files.
+"""
 
 import json
 import warnings

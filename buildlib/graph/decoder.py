@@ -1,5 +1,7 @@
 """Float ONNX of a decoder, Llama or its like, with (AR, CL) only in the shapes of its inputs.
 
+`build_decoder` makes the inputs and the embedding, `decode` all that follows, a `_Layer` at a time.
+
 Projections are Gemm with transposed weights, because a checkpoint stores them that way: its bytes
 are used in place. Query heads are grouped by the key/value head they share, [n_kv, group, AR,
 head_dim], so keys and values are never repeated. `buildlib.checkpoint.architectures.Family` and the

@@ -75,14 +75,14 @@ class Transport(Protocol):
     ) -> int:
         """Run a script in a process group of its own; gives its exit status.
 
-        Raises bare failures, which `typed` knows.
+        Raises exceptions of the way itself (sockets, SSH), which `typed` translates.
         """
         ...
 
     def typed(
         self, action: str, timeout_s: float, log: Callable[[], str] | None = None
     ) -> AbstractContextManager[None]:
-        """Raise bare failures of the block as errors of the harness.
+        """Turn exceptions of the way itself into errors of the harness.
 
         Args:
             action: the purpose of the block, for the error.
@@ -189,7 +189,7 @@ class CommandRunner:
         return status, leftovers
 
     def doubt(self) -> None:
-        """Have the next command see first that the device answers, as it stopped to just now."""
+        """Let the next command check first that the device answers: just now it did not."""
         self._leftovers.add(Job(""))
 
     def _left_by(self, job: Job) -> tuple[str, ...]:
@@ -436,7 +436,7 @@ class Device:
         return nullcontext()
 
     def _naming(self, text: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Surround the run of a command; may word its errors anew."""
+        """Surround the run of a command; may reword its errors."""
         return nullcontext()
 
     def _ask(self) -> None:

@@ -81,7 +81,7 @@ class LeasedDevice(Device):
     def verify(self) -> None:
         """Check whether the lease still holds, by the ledger and by the fence on the device.
 
-        A device that does not answer within 5 seconds takes nothing away.
+        A device that does not answer within 5 seconds counts as still held.
         """
         self._lease.check_ledger(self.key)
         try:

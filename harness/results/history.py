@@ -5,8 +5,8 @@ most frequent one. Runs outside of any repository belong to it, too. Its nights 
 `harness.results.nights`) hold the sessions of one commit and container. Runs with a failed output
 check, both sides of comparisons and warm-ups are left out; commits off the branch stand apart.
 
-`read_series` and `find_series` are the only makers of histories: `qnnfarm history`, alerts, nightly
-jobs and reports all show these.
+`read_series`, `iterate_series` and `find_series` are the only makers of histories: `qnnfarm
+history`, alerts, nightly jobs and reports all show these.
 """
 
 import hashlib

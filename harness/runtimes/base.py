@@ -1,10 +1,11 @@
 """Protocols of runtimes and of their capabilities, with requests and results.
 
-The methods of a runtime are its capabilities: `issubclass(GenieRuntime, Scores)` tells before there
-is a device. A workload names the Protocols that it needs.
+A `Model` is what a runtime has opened on this host; `start` makes a `Runtime` of it on a device.
+Its methods are its capabilities: `issubclass(GenieRuntime, Scores)` tells before there is a device,
+and a workload names the Protocols that it needs. Their requests and results come first here.
 
 Each method that runs something on a device raises `WrongUseError` for a request that the runtime
-cannot meet, `DeploymentCorruptError` for inputs that arrived as others, `RunnerError` for a program
+cannot meet, `DeploymentCorruptError` for inputs that arrived damaged, `RunnerError` for a program
 that crashed, hung or refused, and `RuntimeOutputError` for an output that cannot be right.
 """
 
@@ -103,7 +104,7 @@ class GenerationRequest:
         if sum(value is not None for value in queries) != 1:
             raise ValueError("a request has either a prompt, token ids or embeddings")
         if self.fill_token_ids and self.token_ids is None:
-            raise ValueError("only a request of token ids comes after others")
+            raise ValueError("fill_token_ids come before token ids alone")
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,9 +81,9 @@ class Bench(DialogWorkload):
         warmup: number of repetitions before the measured ones, kept but left out of every mean;
             `auto`: until the values are steady, at most `most_warmups`.
         reference_tokens: a file of the token ids that a right output begins with.
-        max_perplexity: a container of a higher perplexity has no speed: a number, or a tolerance
-            relative to the model in float, as `5%`. It is taken from the results store if the same
-            is stored there, else measured first.
+        max_perplexity: above it the speed does not count: a number, or a tolerance relative to the
+            model in float, as `5%`. It is taken from the results store if the same is stored there,
+            else measured first.
         perplexity_text: a file that it is measured over; None for a built-in passage.
         perplexity_windows: of the context length, from the text's start; None for one.
         reference: the checkpoint that the host scores in float for a relative bound.
@@ -127,6 +127,14 @@ class Bench(DialogWorkload):
         fields = sorted(key for key in _QUALITY_KEYS if getattr(self, key) is not None)
         if self.max_perplexity is None and fields:
             raise ValueError(f"`{fields[0]}` belongs to `max_perplexity`, which is missing")
+        return self
+
+    @model_validator(mode="after")
+    def _long_enough_at_a_depth(self) -> Self:
+        if self.depth_tokens is not None and self.prompt_tokens < _LEAST_AT_A_DEPTH:
+            raise ValueError(
+                f"`prompt_tokens`: after a depth, Genie takes {_LEAST_AT_A_DEPTH} or more"
+            )
         return self
 
     @property
@@ -232,14 +240,6 @@ class Bench(DialogWorkload):
             self.reference,
         )
         return quality.judge(session, store)
-
-    @model_validator(mode="after")
-    def _long_enough_at_a_depth(self) -> Self:
-        if self.depth_tokens is not None and self.prompt_tokens < _LEAST_AT_A_DEPTH:
-            raise ValueError(
-                f"`prompt_tokens`: after a depth, Genie takes {_LEAST_AT_A_DEPTH} or more"
-            )
-        return self
 
     def _cut_prompt(
         self, tokenizer: Path, runtime: Generates, settings: DialogSettings
