@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
@@ -21,7 +22,6 @@ from harness.pool.lease import Lease
 from harness.pool.pool import Pool, find_config, host_devices, trusted_users
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
-from harness.pool.status import describe_wait
 from harness.runtimes.base import Model
 from harness.runtimes.bundles.bundle import pushed_files
 from harness.workloads.session import DeviceSource, Session, SessionOptions
@@ -43,10 +43,14 @@ def lease_device(
     """
     spec = DeviceSpec.parse(name) if name else None
     with host_devices() as devices, Pool.of([devices.resolve(spec)], devices=devices) as pool:
-        waiting = _Waiting(pool, wait_s)
+        waiting = _Waiting(pool)
         try:
             lease = pool.acquire(
-                Requirement(), timeout_s=wait_s, purpose=purpose, cancelled=waiting.is_vain
+                Requirement(),
+                timeout_s=wait_s,
+                purpose=purpose,
+                cancelled=waiting.is_vain,
+                on_wait=partial(_tell_wait, wait_s),
             )
         except LeaseTimeoutError as error:
             if not waiting.given_up:
@@ -75,34 +79,30 @@ def _reporting(lease: Lease, work: Work | None) -> Iterator[Device]:
 
 
 class _Waiting:
-    """Names the holder of a device, once a command has to wait for it.
+    """Looks once, when a command has to wait for its device, whether others hold it.
 
     Attributes:
-        given_up: whether the device is out for another reason than that others hold it.
+        given_up: whether the device is out for another reason.
     """
 
-    def __init__(self, pool: Pool, wait_s: float) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._wait_s = wait_s
         self._since = time.monotonic()
-        self._told = False
+        self._is_held = False
         self.given_up = False
 
     def is_vain(self) -> bool:
         """Return whether to give up."""
-        if self._told or time.monotonic() - self._since < _AT_ONCE_S:
-            return False
-        members = self._pool.members()
-        if members[0].state is MemberState.READY and not members[0].reserved:
-            return False  # it is about to be granted
-        if members[0].state not in {MemberState.READY, MemberState.LEASED}:
-            self.given_up = True
-            return True
-        if self._wait_s:
-            reason = one_line(describe_wait(members))
-            print_remark(f"waiting for a device, {self._wait_s:g} s at most: {reason}")
-        self._told = True
-        return False
+        if not self._is_held and time.monotonic() - self._since >= _AT_ONCE_S:
+            (member,) = self._pool.members()
+            ready = member.state is MemberState.READY
+            self.given_up = not ready and member.state is not MemberState.LEASED
+            self._is_held = not ready or bool(member.reserved)  # else it is about to be granted
+        return self.given_up
+
+
+def _tell_wait(wait_s: float, reason: str) -> None:
+    print_remark(f"waiting for a device, {wait_s:g} s at most: {one_line(reason)}")
 
 
 @contextmanager
@@ -159,7 +159,8 @@ def device_source(
                 return
             member = None if name is None else members.get(name, name)
             requirement = Requirement(name=member) if member else Requirement(soc=soc or None)
-            lease = opened.acquire(requirement, timeout_s=wait_s, purpose=purpose(number))
+            told, why = partial(_tell_wait, wait_s), purpose(number)
+            lease = opened.acquire(requirement, timeout_s=wait_s, purpose=why, on_wait=told)
             with _reporting(lease, work(container)) as device:
                 yield device
 

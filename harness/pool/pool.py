@@ -57,6 +57,8 @@ FILE_NAME = "pool.yaml"
 _POLL_S = (0.02, 0.1)
 _REFRESH_S = 1.0
 _TURN_S = 0.02
+_PATIENCE_S = 5.0
+"""A shorter wait is told to nobody."""
 _AFTER_FAILURE_S = 0.05
 _MAX_PARALLEL_CLAIMS = 16
 
@@ -240,6 +242,7 @@ class Pool(Closeable):
         timeout_s: float | None = None,
         purpose: str = "",
         cancelled: Callable[[], bool] = lambda: False,
+        on_wait: OnProgress = ignore_progress,
     ) -> Lease:
         """Wait for devices, first come first served.
 
@@ -248,6 +251,8 @@ class Pool(Closeable):
             purpose: shown to people with the holder of a device.
             cancelled: whether to give up; called in this thread several times a second while it
                 waits, which keeps its place in the queue.
+            on_wait: called once, if it waits for more than 5 seconds, with who has the devices, or
+                why they are out.
 
         Raises:
             RequirementError: no device of the pool could ever meet the requirement.
@@ -262,7 +267,10 @@ class Pool(Closeable):
         )
         self._start_repairs()
         return acquisition.run(
-            timeout_s=timeout_s, while_waiting=self._start_repairs, cancelled=cancelled
+            timeout_s=timeout_s,
+            while_waiting=self._start_repairs,
+            cancelled=cancelled,
+            on_wait=on_wait,
         )
 
     def history(self, name: str, *, since: float = 0.0) -> list[HistoryEntry]:
@@ -325,12 +333,14 @@ class Acquisition:
         timeout_s: float | None,
         while_waiting: Callable[[], None],
         cancelled: Callable[[], bool],
+        on_wait: OnProgress = ignore_progress,
     ) -> Lease:
         """Wait for devices and fence them.
 
         Args:
             while_waiting: called about once a second while nothing is granted.
             cancelled: called several times a second while nothing is granted.
+            on_wait: see `Pool.acquire`.
         """
         began = time.monotonic()
         deadline = None if timeout_s is None else began + timeout_s
@@ -338,6 +348,7 @@ class Acquisition:
         ticket = self._enqueue(members)
         rows: Sequence[LeaseRow] | None = None
         refreshed = began
+        is_told = False
         failures = 0
         try:
             while True:
@@ -363,6 +374,9 @@ class Acquisition:
                     if list(members) != list(before):
                         self.context.ledger.set_candidates(ticket, list(members))
                     refreshed = now
+                    if not is_told and now - began > _PATIENCE_S:
+                        on_wait(self._wait_reason(members))
+                        is_told = True
                 if cancelled() or (deadline is not None and now >= deadline):
                     waited_s = round(now - began, 1)
                     reason = self._wait_reason(members)

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,9 @@ from harness.pytest_plugin.failures import TEST, FailureReports, TestState, case
 from harness.pytest_plugin.items import ROWS
 from harness.pytest_plugin.leases import (
     LeaseManager,
-    WaitingNotice,
     key_of,
     purpose_of,
+    tell_wait,
     with_target,
 )
 from harness.pytest_plugin.measurements import MeasurementRecorder
@@ -67,9 +68,9 @@ def lease_devices(request: pytest.FixtureRequest, temporary: pytest.TempPathFact
         members = leases.pool.members
         kinds = frozenset(member.spec.type for member in members())
         requirement = with_target(key.requirement, target, kinds)
-        notice = WaitingNotice(item, requirement, members)
+        on_wait = partial(tell_wait, item, requirement)
         try:
-            lease = leases.acquire(key, requirement, purpose_of(item.name), notice)
+            lease = leases.acquire(key, requirement, purpose_of(item.name), on_wait)
         except RequirementError as error:
             others = "fail" if members() else "skip"
             if (read_settings(request.config).missing_device or others) == "fail":

@@ -6,8 +6,7 @@ A process that waits for devices holds none, so two processes never wait for eac
 import contextlib
 import functools
 import os
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,15 +18,11 @@ from harness.devices.spec import DeviceSpec, device_types
 from harness.errors import HarnessError, one_line
 from harness.pool.lease import Lease
 from harness.pool.pool import Pool, host_devices
-from harness.pool.requirement import Requirement, candidates
-from harness.pool.status import MemberStatus, describe_wait
+from harness.pool.requirement import Requirement
 from harness.pytest_plugin.items import PATH_FIXTURE, SESSION_FIXTURE, uses_device
 from harness.pytest_plugin.marker import MarkerError, read_marker
 from harness.pytest_plugin.options import PluginSettings
 from harness.pytest_plugin.terminal import WAITING
-
-_NOTICE_AFTER_S = 5.0
-"""A shorter wait gets no notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +69,12 @@ class LeaseManager:
         key: LeaseKey,
         requirement: Requirement,
         purpose: str,
-        while_waiting: Callable[[], None] = lambda: None,
+        on_wait: Callable[[str], None],
     ) -> Lease:
         """Return the lease of a key: the held one while it can be used, else a new one.
 
         Args:
-            while_waiting: called several times a second while others hold the devices.
+            on_wait: see `Pool.acquire`.
 
         Raises:
             RequirementError: no device of the pool can meet the requirement.
@@ -88,16 +83,9 @@ class LeaseManager:
         if not self._keeps(key):
             self._release()
         if self._held is None:
-
-            def never() -> bool:
-                while_waiting()
-                return False
-
+            timeout_s = self._settings.lease_timeout_s
             lease = self.pool.acquire(
-                requirement,
-                timeout_s=self._settings.lease_timeout_s,
-                purpose=purpose,
-                cancelled=never,
+                requirement, timeout_s=timeout_s, purpose=purpose, on_wait=on_wait
             )
             self._held = key, lease
         return self._held[1]
@@ -177,45 +165,14 @@ def with_target(
     return requirement
 
 
-class WaitingNotice:
-    """Notice that a test waits for its devices; called repeatedly while it waits, sent once.
+def tell_wait(item: pytest.Item, requirement: Requirement, reason: str) -> None:
+    """Say which test waits for which devices, and why none is available.
 
     The notice travels on the report of a passed setup, which no reporter shows or counts.
-
-    Args:
-        members: current statuses of the pool's devices.
     """
-
-    def __init__(
-        self,
-        item: pytest.Item,
-        requirement: Requirement,
-        members: Callable[[], Sequence[MemberStatus]],
-    ) -> None:
-        self._item = item
-        self._requirement = requirement
-        self._members = members
-        self._due = time.monotonic() + _NOTICE_AFTER_S
-
-    def __call__(self) -> None:
-        """Send the notice when it is due."""
-        if time.monotonic() < self._due:
-            return
-        self._due = float("inf")
-        try:
-            members = self._members()
-            notice = waiting_notice(self._item.nodeid, self._requirement, members)
-        except HarnessError:  # the wait itself will end with it
-            return
-        item = self._item
-        report = pytest.TestReport(
-            item.nodeid, item.location, {}, outcome="passed", longrepr=None, when="setup"
-        )
-        setattr(report, WAITING, notice)
-        item.ihook.pytest_runtest_logreport(report=report)
-
-
-def waiting_notice(name: str, requirement: Requirement, members: Sequence[MemberStatus]) -> str:
-    """Return which test waits for which requirement, and why no suitable device is available."""
-    reasons = describe_wait(candidates(requirement, members))
-    return visible(f"qnnfarm: {name} waits for {one_line(str(requirement))}: {reasons}")
+    report = pytest.TestReport(
+        item.nodeid, item.location, {}, outcome="passed", longrepr=None, when="setup"
+    )
+    text = f"qnnfarm: {item.nodeid} waits for {one_line(str(requirement))}: {reason}"
+    setattr(report, WAITING, visible(text))
+    item.ihook.pytest_runtest_logreport(report=report)

@@ -40,8 +40,9 @@ def test_a_device_that_is_used_is_not_used_by_others(
 
 
 def test_waiting_for_a_lease_names_its_holder(
-    adb_environment: Path, capsys: pytest.CaptureFixture[str]
+    adb_environment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("harness.pool.pool._PATIENCE_S", 0.0)
     holding, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -54,12 +55,12 @@ def test_waiting_for_a_lease_names_its_holder(
     assert holding.wait(200)
     with (
         pytest.raises(LeaseTimeoutError, match=r"within [1-9][0-9.]* s"),
-        lease_device("local", wait_s=1.5, purpose="the second"),
+        lease_device("local", wait_s=2.5, purpose="the second"),
     ):
         pass
     done.set()
     holder.join()
-    assert "waiting for a device, 1.5 s at most: local is held by" in capsys.readouterr().err
+    assert "waiting for a device, 2.5 s at most: local is held by" in capsys.readouterr().err
 
 
 def test_an_absent_device_is_not_waited_for(adb_server: object) -> None:

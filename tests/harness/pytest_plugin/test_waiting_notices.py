@@ -13,9 +13,6 @@ import pytest
 from harness.devices.spec import DeviceSpec
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
-from harness.pool.states import MemberState
-from harness.pool.status import MemberStatus
-from harness.pytest_plugin.leases import waiting_notice
 from tests.harness.pytest_plugin.conftest import command
 
 _WAITS = """
@@ -100,31 +97,3 @@ def test_it_is_said_once_while_it_lasts(
     assert "nobody sees this" not in output
     counts = (tmp_path / "junit.xml").read_text()
     assert f'tests="{tests + 2}"' in counts, counts
-
-
-def _member(name: str, state: MemberState, **more: object) -> MemberStatus:
-    fields: dict[str, object] = {"tags": frozenset(), "reason": "", "since": time.time() - 3600}
-    return MemberStatus(
-        name=name,
-        spec=DeviceSpec("virtual", name),
-        state=state,
-        **{**fields, **more},  # type: ignore[arg-type]
-    )
-
-
-def test_whatever_stands_in_the_way_is_named() -> None:
-    members = [
-        _member("a", MemberState.READY),
-        _member("b", MemberState.LEASED, holder="ann\n: pytest", since=0.0),
-        _member("c", MemberState.QUARANTINED, reason="3 wrong\x1b[2J outputs"),
-        _member("d", MemberState.DRAINING, holder="bob", reason="a new battery"),
-        *(_member(f"more-{number}", MemberState.ABSENT) for number in range(7)),
-    ]
-    text = waiting_notice("test_x", Requirement(count=2), members)
-    assert text.isprintable()
-    a, b, c, d, *_, last = text.split("; ")
-    assert a == "qnnfarm: test_x waits for count=2: a is ready, but not granted yet"
-    assert b.startswith("b is held by ann : pytest since 0") or "Dec" in b
-    assert c.startswith("c is quarantined (3 wrong [2J outputs) since ")
-    assert d.startswith("d is held by bob since ")
-    assert last == "and 5 more"
