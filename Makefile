@@ -97,7 +97,7 @@ kills:
 
 # Workers, submitters, hosts and the database of a lab, killed a hundred times over a plan of 300 cells; `QNNFARM_LAB_SEED=7 make lab-kills` for others; half an hour.
 lab-kills:
-	$(PYTHON) -m pytest -n 0 -s -m slow tests/harness/lab/test_kills.py
+	$(PYTHON) -m pytest -n 0 -s -m slow tests/plugins/lab/test_kills.py
 
 # Leases of three hosts whose workers are cut off, stopped and killed; `QNNFARM_LEASES=500 make hosts` for fewer than ten thousand; hours.
 hosts:

@@ -81,9 +81,9 @@ def load_assets() -> Assets:
     return Assets(read_template("style.css"), read_template("report.js"), vega_script())
 
 
-def read_template(name: str) -> str:
-    """Read a file of the templates as it is: the style or the script of all pages."""
-    return (importlib.resources.files("reports") / "templates" / name).read_text(encoding="utf-8")
+def read_template(name: str, package: str = "reports") -> str:
+    """Read a file of a package's templates as it is: a style or a script."""
+    return (importlib.resources.files(package) / "templates" / name).read_text(encoding="utf-8")
 
 
 def vega_script() -> str:

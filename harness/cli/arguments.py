@@ -1,7 +1,5 @@
 """Arguments and options that several commands share."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -210,16 +208,6 @@ def find_reference(model: str | None) -> None:
         from buildlib.builder.model_place import find_model
 
         find_model(model)
-
-
-@contextmanager
-def lab_extra(name: str) -> Iterator[None]:
-    """Name the extra to install where imports for a lab fail, and `name`, which needs them."""
-    try:
-        yield
-    except ImportError as error:
-        reason = f"{name} needs {error.name}: pip install 'qnnfarm[lab]'"
-        raise WrongUseError(reason) from error
 
 
 def write_file(path: Path, content: bytes) -> None:

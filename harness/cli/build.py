@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +29,6 @@ from harness.cli.arguments import (
     ReferenceWith,
     ToolchainOptions,
     absolute,
-    lab_extra,
     read_text,
 )
 from harness.cli.completion import complete_recipes, complete_targets
@@ -38,6 +36,7 @@ from harness.cli.groups import with_groups
 from harness.cli.progress import BuildBar, ModelBar
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
+from harness.plans.lab import find_lab
 from harness.words import pluralize
 
 if TYPE_CHECKING:
@@ -380,18 +379,15 @@ def _build_in_lab(
     json: bool,
 ) -> "list[tuple[BuildSummary, VerificationReport | None]]":
     """Submit builds to a lab, follow them and fetch their containers, or cancel them."""
-    with lab_extra("--lab"):
-        from harness.lab.builds import BuildJob, open_lab_builds
+    open_lab = find_lab()
     if lab.db is None:
         raise WrongUseError("--lab: name the lab's database by --db or $QNNFARM_LAB")
     results: list[tuple[BuildSummary, VerificationReport | None]] = []
-    with open_lab_builds(lab.db) as in_lab:
-        jobs = [BuildJob.of(*one) for one in builds]
+    with open_lab(lab.db) as opened:
         if lab.cancel:
-            count = sum(in_lab.cancel(job) for job in jobs)
+            count = opened.cancel(builds)
             answers().print(f"{pluralize(count, 'build')} cancelled")
             raise typer.Exit
-        is_new = [in_lab.submit(job, overwrite=overwrite) for job in jobs]
 
         def hear(answer: "Mapping[str, Any]") -> None:
             """Tell of a verification, which is all that one which failed has."""
@@ -402,10 +398,9 @@ def _build_in_lab(
                 print_json([_answer(*one) for one in (*results, (summary, report))])
 
         try:
-            for (one, _, folder), job, new in zip(builds, jobs, is_new, strict=True):
-                tell = partial(_print_line, one.target)
-                _, answer, host = in_lab.follow(job, tell, hear=hear)
-                tell(f"{'built by' if new else 'built before by'} {host}")
+            found = opened.build(builds, overwrite=overwrite, tell=_print_line, hear=hear)
+            for (one, _, folder), (answer, host, new) in zip(builds, found, strict=True):
+                _print_line(one.target, f"{'built by' if new else 'built before by'} {host}")
                 summary, report = _read_answer({**answer, "folder": str(folder)})
                 results.append((summary if new else _again(asdict(summary), 0), report))
         except KeyboardInterrupt:

@@ -3,24 +3,23 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from harness.cli.arguments import Json, MaxParallel, PlanDb, PlanFile, PlanPool, lab_extra
+from harness.cli.arguments import Json, MaxParallel, PlanDb, PlanFile, PlanPool
 from harness.cli.run_progress import RunProgress
 from harness.console import answers, print_json, print_remark, print_rows, remarks
 from harness.errors import WrongUseError
+from harness.plans.builds import planned_builds
+from harness.plans.lab import Lab, find_lab
 from harness.plans.matrix import cell_as_mapping
 from harness.plans.outcome import Failure, Summary
 from harness.plans.plan_file import Plan, load_plan
 from harness.plans.plan_run import PlanRun, find_database, open_plan_run
 from harness.words import emulator_notice, pluralize
-
-if TYPE_CHECKING:
-    from harness.lab.builds import LabBuilds
 
 
 def run(
@@ -79,10 +78,10 @@ def run(
     raise typer.Exit(summary.exit_code)
 
 
-def _build(in_lab: "LabBuilds", plan: Plan, plan_file: Path) -> None:
+def _build(in_lab: Lab, plan: Plan, plan_file: Path) -> None:
     """Let a lab build the containers of a plan."""
     try:
-        builds = in_lab.build_all(plan, plan_file, print_remark)
+        builds = in_lab.build_containers(plan, plan_file, print_remark)
     except KeyboardInterrupt:
         print_remark("the builds go on: the same command follows them, and runs the cells")
         raise
@@ -95,21 +94,17 @@ def _in_lab(
     plan_file: Path, db: str | None, only: Sequence[str], *, fresh: bool, cancel: bool
 ) -> None:
     """Submit a plan to a lab and follow it, or cancel its builds and its newest run."""
-    with lab_extra("--lab"):
-        from harness.lab.builds import open_lab_builds
-        from harness.lab.submission import open_lab_run
-
-    console, plan = remarks(), load_plan(plan_file)
-    if any(entry.build for entry in plan.containers):
-        with open_lab_builds(find_database(plan, plan_file, db)) as in_lab:
+    console, open_lab, plan = remarks(), find_lab(), load_plan(plan_file)
+    with open_lab(find_database(plan, plan_file, db)) as lab:
+        if any(entry.build for entry in plan.containers):
             if not cancel:
-                _build(in_lab, plan, plan_file)
-            elif count := in_lab.cancel_all(plan, plan_file):
+                _build(lab, plan, plan_file)
+            elif count := lab.cancel(tuple(planned_builds(plan, plan_file))):
                 answers().print(f"{pluralize(count, 'build')} cancelled")
                 return  # their cells are submitted once they are built
-    with open_lab_run(plan_file, db=db, only=only, fresh=fresh) as lab_run:
+        lab_run = lab.open_run(plan, plan_file, only=only, fresh=fresh)
         if cancel:
-            answers().print(f"{pluralize(lab_run.jobs.cancel(lab_run.id), 'cell')} cancelled")
+            answers().print(f"{pluralize(lab_run.cancel(), 'cell')} cancelled")
             return
         submitted = lab_run.submit()
         console.print(

@@ -1,6 +1,6 @@
 """Builds of containers, here or on a host of a lab, and of all those that a plan names."""
 
-import json
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict
 from buildlib.builder.calibration_text import read_text
 from buildlib.container.container import GenAIContainer
 from buildlib.container.files import check_replaceable
-from buildlib.container.op_packages import KEY as OP_PACKAGES
 from buildlib.error_base import QnnfarmError, one_line
 from buildlib.errors import BuildError, VerificationFailedError
 from buildlib.toolchains.registry import ToolchainName, open_toolchain
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from buildlib.builder.build import Build
     from buildlib.builder.runner import StageRecord
     from buildlib.numerics.comparison import StageComparison, VerificationReport
-
-_LORA = "lora_config.lora_config_path"
-_FILES = ("model", "encodings", "calibration")
 
 
 class BuildRequest(BaseModel):
@@ -49,49 +45,6 @@ class BuildRequest(BaseModel):
     reference_with: Literal["onnx", "transformers"] = "onnx"
     toolchain: ToolchainName = "pypi"
     qairt_sdk: Path | None = None
-
-    def absolute(self) -> "BuildRequest":
-        """Return it with absolute paths."""
-        own = {key: path.absolute() for key in _FILES if (path := getattr(self, key))}
-        return self.model_copy(update=own)
-
-    def paths(self) -> Iterator[Path]:
-        """Yield the files and folders that it names, then those that a file of these names."""
-        from buildlib.builder_options import move_paths
-        from buildlib.lora.config import LoraSet
-
-        named = [str(path) for key in _FILES if (path := getattr(self, key))]
-
-        def keep(path: str) -> str:
-            named.append(path)
-            return path
-
-        move_paths(self.options, keep)
-        yield from map(Path, named)
-        lora = Path(str(self.options.get(_LORA, "")))
-        if lora.is_file():
-            yield from LoraSet.load(lora).files().values()
-
-    def programs(self) -> str:
-        """Name what it has of its user's own that a build would run; empty if nothing."""
-        if any(OP_PACKAGES in str(key) for key in self.options):
-            return OP_PACKAGES
-        return "--qairt-sdk" if self.qairt_sdk is not None else ""
-
-    def arguments(self, options: Path) -> list[str]:
-        """Return the arguments of `qnnfarm build` for it, but for `--out`.
-
-        Args:
-            options: a file that its options are written to.
-        """
-        options.write_text(json.dumps(dict(self.options)), encoding="utf-8")
-        words = [str(self.model), "--target", self.target, "--options", str(options)]
-        for key in ("encodings", "calibration", "toolchain", "qairt_sdk"):
-            value = getattr(self, key)
-            words += [] if value is None else [f"--{key.replace('_', '-')}", str(value)]
-        if self.verify:
-            words += ["--verify", "--reference-with", self.reference_with]
-        return words
 
     @classmethod
     def of(cls, entry: BuildEntry, plan_file: Path) -> "BuildRequest":
@@ -161,6 +114,8 @@ class BuildRequest(BaseModel):
 
 
 Tell = Callable[[str], None]
+PlannedBuild = tuple[BuildRequest, "Build", Path]
+"""A request, what it plans, and the folder of its container."""
 BuildContainer = Callable[[BuildRequest, Path, Tell], tuple[str, int]]
 """Builds a container into a folder, and tells its stages; returns its hash and how many ran."""
 
@@ -225,6 +180,16 @@ def build_containers(
                 ContainerBuild(label, _content(folder), built=True, seconds=seconds, error=reason)
             )
     return tuple(builds)
+
+
+def planned_builds(plan: Plan, plan_file: Path) -> "Iterator[PlannedBuild]":
+    """Yield the builds of a plan; of those that cannot begin, `build_containers` tells."""
+    for entry in plan.containers:
+        if entry.build is not None:
+            with contextlib.suppress(QnnfarmError):
+                folder = resolve_path(plan_file, entry.path)
+                request = BuildRequest.of(entry.build, plan_file)
+                yield request, request.plan(), folder
 
 
 def without_containers(plan: Plan, plan_file: Path, labels: Collection[str]) -> Plan:

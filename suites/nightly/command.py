@@ -12,11 +12,11 @@ from harness.cli.arguments import (
     PlanDb,
     PlanFile,
     PlanPool,
-    lab_extra,
 )
 from harness.console import answers, print_json, print_remark, remarks
 from harness.errors import NightlyBusyError
 from harness.exit_codes import BAD, GOOD, INTERRUPTED
+from harness.plans.lab import find_lab
 
 if TYPE_CHECKING:
     from harness.plans.plan_file import Plan
@@ -56,10 +56,6 @@ def nightly(
     from harness.pool.notifications import send
     from suites.nightly.archive import Archive
     from suites.nightly.job import NightlyJob
-
-    if lab:
-        with lab_extra("--lab"):
-            import harness.lab.submission  # noqa: F401
     from suites.nightly.steps import PlanSteps, local_now, start_night
 
     plan = load_plan(plan_file)
@@ -68,7 +64,7 @@ def nightly(
     archive = Archive(_folder(plan, plan_file), plan.name)
     steps = PlanSteps(
         plan, plan_file, find_database(plan, plan_file, db), pool, max_parallel,
-        None if quiet else remarks(), lab,
+        None if quiet else remarks(), find_lab() if lab else None,
     )  # fmt: skip
     job = NightlyJob(
         archive,

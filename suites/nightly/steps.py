@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ from suites.nightly.night import Cells, Night, NightFailure, Regression, SeriesC
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from harness.plans.lab import OpenLab
     from harness.plans.outcome import Summary
     from harness.results.device_health import DeviceHealth
 
@@ -52,7 +54,8 @@ class PlanSteps:
         db: overrides the plan's; relative to the working folder.
         pool_file: overrides the plan's.
         console: for progress; `None` shows none.
-        in_lab: whether workers of the lab whose database it is build and measure.
+        open_lab: opens the lab of that database, whose workers build and measure; `None` does it
+            here.
     """
 
     plan: Plan
@@ -61,16 +64,14 @@ class PlanSteps:
     pool_file: Path | None = None
     max_parallel: int | None = None
     console: "Console | None" = None
-    in_lab: bool = False
+    open_lab: "OpenLab | None" = None
 
     def build(self) -> Sequence[ContainerBuild]:
         """See `Steps`."""
-        if not self.in_lab:
+        if self.open_lab is None:
             return build_containers(self.plan, self.plan_file, self._show)
-        from harness.lab.builds import open_lab_builds
-
-        with open_lab_builds(self.db) as in_lab:
-            return in_lab.build_all(self.plan, self.plan_file, self._show)
+        with self.open_lab(self.db) as lab:
+            return lab.build_containers(self.plan, self.plan_file, self._show)
 
     def measure(
         self, *, fresh: bool, skipped: Collection[str], on_begin: Callable[[str], None]
@@ -79,7 +80,8 @@ class PlanSteps:
         plan = without_containers(self.plan, self.plan_file, skipped)
         if self.plan.containers and not plan.containers:
             return Measured(Cells(), no_answer="none of the plan's containers could be built")
-        summary = (self._run_in_lab if self.in_lab else self._run_here)(plan, on_begin, fresh=fresh)
+        run = self._run_here if self.open_lab is None else partial(self._run_in_lab, self.open_lab)
+        summary = run(plan, on_begin, fresh=fresh)
         if summary.interrupted:
             raise KeyboardInterrupt
         return measured(summary)
@@ -93,10 +95,11 @@ class PlanSteps:
             with self._observer(plan_run.cells, plan_run.done_before) as observer:
                 return plan_run.run(max_parallel=self.max_parallel, observer=observer)
 
-    def _run_in_lab(self, plan: Plan, on_begin: Callable[[str], None], *, fresh: bool) -> "Summary":
-        from harness.lab.submission import open_lab_run
-
-        with open_lab_run(self.plan_file, plan=plan, db=self.db, fresh=fresh) as lab_run:
+    def _run_in_lab(
+        self, open_lab: "OpenLab", plan: Plan, on_begin: Callable[[str], None], *, fresh: bool
+    ) -> "Summary":
+        with open_lab(self.db) as lab:
+            lab_run = lab.open_run(plan, self.plan_file, fresh=fresh)
             on_begin(lab_run.id)
             lab_run.submit()
             with self._observer(lab_run.cells, lab_run.done_before) as observer:

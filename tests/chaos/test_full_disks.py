@@ -18,7 +18,7 @@ import pytest
 from harness.devices.device import Device
 from harness.results.store import ResultsStore
 from tests.command_line import Started, qnnfarm
-from tests.harness.lab.hosts import Host, Lab
+from tests.plugins.lab.hosts import Host, Lab
 from tests.postgresql_server import running_postgresql_server
 from tests.waiting import wait_for
 

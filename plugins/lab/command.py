@@ -1,17 +1,63 @@
-"""The command `qnnfarm serve`. Heavy imports wait until it runs, so that `--help` stays quick."""
+"""The commands `qnnfarm worker` and `qnnfarm serve`. Heavy imports wait until they run."""
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from harness.cli.arguments import LabDb, MaxParallel, PoolFile
 from harness.console import print_remark
 from harness.errors import WrongUseError
 from reports.errors import ReportError
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _BACKLOG = 128
+
+
+def worker(
+    db: LabDb = None,
+    pool: PoolFile = None,
+    max_parallel: MaxParallel = None,
+    dead_after: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            help="Seconds after which a worker that is not heard of counts as dead; the same on "
+            "all hosts.",
+        ),
+    ] = 30.0,
+    builds: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            metavar="FOLDER",
+            help="Run builds, too; they write below this folder, which all hosts share.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run cells and builds that --lab submits on this host.
+
+    It runs until Ctrl-C or SIGTERM, which gives its cells and builds to other workers.
+
+    Example: qnnfarm worker --db postgresql+psycopg://USER@HOST/DATABASE
+    """
+    with _extra("`qnnfarm worker`"):
+        from plugins.lab.worker import work
+    if db is None:
+        raise WrongUseError("name the lab's database by --db or $QNNFARM_LAB")
+    work(
+        db,
+        pool,
+        max_parallel=max_parallel,
+        dead_after_s=dead_after,
+        builds=builds,
+        on_progress=print_remark,
+    )
 
 
 def serve(
@@ -61,15 +107,12 @@ def serve(
 
     Example: qnnfarm serve --db results.db --port 8484
     """
-    try:
+    with _extra("`qnnfarm serve`"):
         import uvicorn
 
-        from reports.lab.access import Access, read_tokens
-        from reports.lab.app import BoundedConnection, make_app, most_connections
-        from reports.lab.board import BoardReader
-    except ImportError as error:
-        reason = f"`qnnfarm serve` needs {error.name}: pip install 'qnnfarm[lab]'"
-        raise WrongUseError(reason) from error
+        from plugins.lab.page.access import Access, read_tokens
+        from plugins.lab.page.app import BoundedConnection, make_app, most_connections
+        from plugins.lab.page.board import BoardReader
     from harness.pool.pool import Pool
 
     if proxy_user and unix_socket is None:
@@ -127,3 +170,13 @@ def _address(opened: socket.socket, unix_socket: Path | None) -> str:
         return str(unix_socket)
     host, port = opened.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+@contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """Name the extra to install where imports for a lab fail, and `name`, which needs them."""
+    try:
+        yield
+    except ImportError as error:
+        reason = f"{name} needs {error.name}: pip install 'qnnfarm[lab]'"
+        raise WrongUseError(reason) from error

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HostFileError
-from harness.lab.content import CellFiles, check_cell, find_files
 from harness.plans.cell_runner import ModelCache
 from harness.plans.cells import Cell, make_cell
 from harness.pool.requirement import Requirement
 from harness.workloads.generate import Generate
 from harness.workloads.perplexity import Perplexity
+from plugins.lab.content import CellFiles, check_cell, find_files
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 from procrastinate import utils
 from procrastinate.jobs import Job
 
-from harness.lab import jobs as lab_jobs
-from harness.lab.jobs import LabJobs
 from harness.results import records
+from plugins.lab import jobs as lab_jobs
+from plugins.lab.jobs import LabJobs
 from tests.postgresql_server import PostgresqlServer
 
 HOUR_S = 3600

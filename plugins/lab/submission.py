@@ -4,22 +4,23 @@ import getpass
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import ConfigFileError, FailureClass
-from harness.lab.content import find_files
-from harness.lab.jobs import LabJobs, insist
 from harness.plans.cell_queue import Durations
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache, PlanSettings
 from harness.plans.cells import Cell
 from harness.plans.journal import CellEnd, read_durations
 from harness.plans.outcome import CellOutcome, Failure, Summary
-from harness.plans.plan_file import Plan, load_plan
-from harness.plans.plan_run import find_cells, find_database
+from harness.plans.plan_file import Plan
+from harness.plans.plan_run import find_cells
 from harness.plans.protocols import Observer
 from harness.pool.status import MemberStatus
+from plugins.lab.builds import LabBuilds
+from plugins.lab.content import find_files
+from plugins.lab.jobs import LabJobs, insist
 
 _TICK_S = 1.0
 _PRIORITY_PER_S = 10
@@ -29,13 +30,11 @@ _LAST = 30_000
 
 
 @dataclass(frozen=True, slots=True)
-class LabRun:
-    """A run of a plan in a lab.
+class SubmittedRun:
+    """A `LabRun`.
 
     Attributes:
-        id: of the run, which all its followers share.
         submitted: keys of the cells that were not done then.
-        location: of the results.
     """
 
     plan: Plan
@@ -44,15 +43,19 @@ class LabRun:
     jobs: LabJobs
     runner: DeviceCellRunner
     submitted: frozenset[str]
-    location: str
+
+    @property
+    def location(self) -> str:
+        """See `LabRun`."""
+        return self.jobs.store.location
 
     @property
     def done_before(self) -> int:
-        """Number of cells that were done when it was opened."""
+        """See `LabRun`."""
         return len(self.cells) - len(self.submitted)
 
     def submit(self) -> int:
-        """Submit the cells that are not done, do not wait and do not run; return their number."""
+        """See `LabRun`."""
         cells = [cell for cell in self.cells if cell.key in self.submitted]
         with self.jobs.store.database.reading() as connection:
             durations = Durations(cells, read_durations(connection, self.plan.name))
@@ -67,10 +70,7 @@ class LabRun:
         return self.jobs.submit(self.id, PlanSettings.of(self.plan), entries)
 
     def follow(self, observer: Observer) -> Summary:
-        """Wait until no cell waits or runs, and say how each ended.
-
-        A KeyboardInterrupt ends the waiting, and nothing else.
-        """
+        """See `LabRun`."""
         began, statuses = time.monotonic(), dict[str, str]()
         interrupted = False
         try:
@@ -80,6 +80,10 @@ class LabRun:
             interrupted = True
         outcomes = insist(lambda: tuple(self._outcomes(self.cells, self.jobs.ends(self.id))))
         return Summary(outcomes, time.monotonic() - began, interrupted)
+
+    def cancel(self) -> int:
+        """See `LabRun`."""
+        return self.jobs.cancel(self.id)
 
     def _tell(self, observer: Observer, statuses: dict[str, str]) -> bool:
         """Tell the changes since those statuses; return whether anything waits or runs."""
@@ -115,36 +119,32 @@ class LabRun:
                 yield CellOutcome(cell, "failed", device=end.where, failures=tries)
 
 
-@contextmanager
-def open_lab_run(
-    plan_file: Path,
-    *,
-    plan: Plan | None = None,
-    db: str | None = None,
-    only: Sequence[str] = (),
-    fresh: bool = False,
-) -> Iterator[LabRun]:
-    """Open the newest run of a plan in a lab, or a new one.
+class LabClient(LabBuilds):
+    """A `Lab`: submits builds and plans to workers, and follows them."""
 
-    Args:
-        plan: in place of the file's content.
-        db: overrides the plan's.
-        only: select cells by patterns of their labels.
-        fresh: begin a new one in any case.
-    """
-    plan = plan or load_plan(plan_file)
-    location = find_database(plan, plan_file, db)
-    models = ModelCache()
+    __slots__ = ()
 
-    def members() -> Sequence[MemberStatus]:
-        reason = "a lab's hosts have pools of their own: name devices in place of `count: all`"
-        raise ConfigFileError(str(plan_file), None, "devices", reason)
+    def open_run(
+        self, plan: Plan, plan_file: Path, *, only: Sequence[str] = (), fresh: bool = False
+    ) -> SubmittedRun:
+        """See `Lab`."""
+        models = ModelCache()
 
-    with ExitStack() as stack:
+        def members() -> Sequence[MemberStatus]:
+            reason = "a lab's hosts have pools of their own: name devices in place of `count: all`"
+            raise ConfigFileError(str(plan_file), None, "devices", reason)
+
         cells = find_cells(plan, plan_file, models, only, members)
-        jobs = stack.enter_context(LabJobs(location))
-        plan_run = jobs.begin(plan.name, f"{getpass.getuser()}@{socket.getfqdn()}", fresh=fresh)
-        runner = DeviceCellRunner(jobs.store, models, plan_run)
-        done = runner.earlier_outcomes(cells, jobs.ends(plan_run))
+        submitter = f"{getpass.getuser()}@{socket.getfqdn()}"
+        plan_run = self.jobs.begin(plan.name, submitter, fresh=fresh)
+        runner = DeviceCellRunner(self.jobs.store, models, plan_run)
+        done = runner.earlier_outcomes(cells, self.jobs.ends(plan_run))
         submitted = frozenset(cell.key for cell in cells if cell.key not in done)
-        yield LabRun(plan, cells, plan_run, jobs, runner, submitted, jobs.store.location)
+        return SubmittedRun(plan, cells, plan_run, self.jobs, runner, submitted)
+
+
+@contextmanager
+def open_lab(location: str) -> Iterator[LabClient]:
+    """Open the lab of a database; see `OpenLab`."""
+    with LabJobs(location) as jobs:
+        yield LabClient(jobs)

@@ -5,7 +5,7 @@ from abc import abstractmethod
 
 from buildlib.closeable import Closeable
 from harness.errors import StoreError
-from harness.lab.jobs import log
+from plugins.lab.jobs import log
 
 
 class Service(Closeable):

@@ -35,7 +35,6 @@ from sqlalchemy import (
 
 from buildlib.closeable import Closeable
 from harness.errors import StoreError, StoreUnavailableError, WrongUseError, one_line
-from harness.lab.content import CellFiles
 from harness.plans.cell_runner import PlanSettings
 from harness.plans.cells import Cell
 from harness.plans.journal import (
@@ -54,6 +53,7 @@ from harness.results.database import connection_string, database_file, shown
 from harness.results.records import now
 from harness.results.schema import UtcDateTime
 from harness.results.store import ResultsStore
+from plugins.lab.content import CellFiles
 
 log = logging.getLogger("qnnfarm.worker")
 

@@ -11,9 +11,9 @@ import jinja2
 
 from harness.pool.status import MemberStatus
 from harness.results.provenance import own_version
+from plugins.lab.page.board import Board
 from reports import text
 from reports.html_file import make_environment, read_template
-from reports.lab.board import Board
 
 SECTIONS = ("verdict", "broken", "alerts", "plans", "running", "waiting", "hosts", "counts")
 """Ids of the fragments that are sent whole; of the devices, each row is a fragment."""
@@ -59,7 +59,7 @@ class View:
 
 
 def _render(macro: str, *values: object) -> str:
-    parts = _environment().get_template("lab_parts.html.j2").module
+    parts = _environment().get_template("parts.html.j2").module
     return str(getattr(parts, macro)(*values))
 
 
@@ -77,7 +77,7 @@ def render_page(view: View, *, user: str, acts: bool, signs_in: bool) -> str:
         acts: whether that user may act.
         signs_in: whether a token can be given.
     """
-    template = _environment().get_template("lab.html.j2")
+    template = _environment().get_template("page.html.j2")
     return template.render(
         view=view, user=user, acts=acts, signs_in=signs_in, version=own_version()
     )
@@ -85,18 +85,23 @@ def render_page(view: View, *, user: str, acts: bool, signs_in: bool) -> str:
 
 def render_sign_in(reason: str) -> str:
     """Render the form that asks for a token."""
-    template = _environment().get_template("lab_sign_in.html.j2")
+    template = _environment().get_template("sign_in.html.j2")
     return template.render(reason=reason, version=own_version())
 
 
 def read_style() -> str:
     """Read the style of the page: that of a report, and its own."""
-    return read_template("style.css") + read_template("lab.css")
+    return read_template("style.css") + read_own("lab.css")
+
+
+def read_own(name: str) -> str:
+    """Read a file of the page's templates as it is."""
+    return read_template(name, __package__)
 
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    environment = make_environment("reports")
+    environment = make_environment(__package__)
     environment.filters["epoch"] = _show_epoch
     environment.globals["count_states"] = _count_states
     return environment

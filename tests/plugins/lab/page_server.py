@@ -13,9 +13,9 @@ from urllib.parse import urlencode
 import uvicorn
 
 from harness.pool.pool import Pool
-from reports.lab.access import Access
-from reports.lab.app import BoundedConnection, make_app
-from reports.lab.board import BoardReader
+from plugins.lab.page.access import Access
+from plugins.lab.page.app import BoundedConnection, make_app
+from plugins.lab.page.board import BoardReader
 
 
 class Answer:

@@ -21,24 +21,24 @@ from starlette.requests import HTTPConnection
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseTimeoutError
-from harness.lab.overview import LabHost, LivePlan, Overview
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus
 from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
+from plugins.lab.overview import LabHost, LivePlan, Overview
+from plugins.lab.page import app
+from plugins.lab.page.access import Access, is_same_origin, read_tokens
+from plugins.lab.page.board import Board
+from plugins.lab.page.metrics import render_metrics
+from plugins.lab.page.view import View
 from plugins.virtual_android import manager
 from reports.errors import ReportError
-from reports.lab import app
-from reports.lab.access import Access, is_same_origin, read_tokens
-from reports.lab.board import Board
-from reports.lab.metrics import render_metrics
-from reports.lab.view import View
 from tests import command_line
+from tests.plugins.lab.page_server import Client, eventually, serving
 from tests.private_adb import end_servers
 from tests.reports.conftest import Sample, speeds
-from tests.reports.page_server import Client, eventually, serving
 
 pytestmark = pytest.mark.first
 TOKEN = "0123456789abcdef-ada"

@@ -13,8 +13,6 @@ import pytest
 from procrastinate.jobs import Status
 
 from harness.errors import StoreUnavailableError
-from harness.lab.content import CellFiles
-from harness.lab.jobs import TASK, LabJobs, queue_name
 from harness.plans.cell_runner import PlanSettings
 from harness.plans.cells import make_cell
 from harness.plans.journal import CellEnd
@@ -22,6 +20,8 @@ from harness.pool.requirement import Requirement
 from harness.results.records import Run
 from harness.results.store import ResultsStore
 from harness.workloads.command import Command
+from plugins.lab.content import CellFiles
+from plugins.lab.jobs import TASK, LabJobs, queue_name
 from tests.harness.results.places import PostgresqlPlace
 from tests.postgresql_server import PostgresqlServer
 from tests.system import program

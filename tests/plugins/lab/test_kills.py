@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.harness.lab.hosts import Host, Lab
+from tests.plugins.lab.hosts import Host, Lab
 from tests.postgresql_server import running_postgresql_server
 from tests.waiting import wait_for
 

@@ -12,17 +12,18 @@ from procrastinate.jobs import Status
 
 from harness.devices.adb.connection import ServerAddress
 from harness.errors import ConfigFileError, WrongUseError
-from harness.lab.jobs import LabJobs, queue_name
-from harness.lab.submission import open_lab_run
 from harness.plans.journal import CellEnd
+from harness.plans.plan_file import load_plan
 from harness.results.store import ResultsStore
-from reports.lab.access import Access, read_tokens
+from plugins.lab.jobs import LabJobs, queue_name
+from plugins.lab.page.access import Access, read_tokens
+from plugins.lab.submission import SubmittedRun, open_lab
 from tests.command_line import qnnfarm
 from tests.conftest import NewPostgresqlServer, kill_server
-from tests.harness.lab.hosts import POOL, Host, Lab
+from tests.plugins.lab.hosts import POOL, Host, Lab
+from tests.plugins.lab.page_server import serving
 from tests.postgresql_server import PostgresqlServer
 from tests.private_adb import end_servers
-from tests.reports.page_server import serving
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.first
@@ -222,9 +223,16 @@ def test_container_is_measured_once_and_stored(lab: Lab, tiny_bundle: Path) -> N
     assert {run.device.soc for run in runs} == {"SM8750"}
 
 
+@contextlib.contextmanager
+def opened(plan_file: Path) -> Iterator[SubmittedRun]:
+    plan = load_plan(plan_file)
+    with open_lab(str(plan.db)) as lab:
+        yield lab.open_run(plan, plan_file)
+
+
 def test_worker_that_was_taken_for_dead_takes_jobs_again(lab: Lab) -> None:
     plan = lab.plan("true", "true", devices=[{"soc": "SM8650"}])  # no host of the lab has it
-    with open_lab_run(plan) as run:
+    with opened(plan) as run:
         run.submit()
         queue = queue_name(run.cells[0])
         run.jobs.register("h9", 1)
@@ -243,7 +251,7 @@ def test_worker_that_was_taken_for_dead_takes_jobs_again(lab: Lab) -> None:
 
 def test_cell_that_ends_while_its_plan_is_submitted_again_runs_once(lab: Lab) -> None:
     plan = lab.plan("true", devices=[{"soc": "SM8650"}])  # no host of the lab has it
-    with open_lab_run(plan) as run, open_lab_run(plan) as again:
+    with opened(plan) as run, opened(plan) as again:
         assert run.submit() == 1
         run.jobs.register("h9", 1)
         job = run.jobs.fetch(queue_name(run.cells[0]))
@@ -257,7 +265,7 @@ def test_cell_that_ends_while_its_plan_is_submitted_again_runs_once(lab: Lab) ->
 def test_job_that_a_server_gave_to_nobody_waits_again(lab: Lab) -> None:
     """Its worker lives, but the server went away between giving the job and saying so."""
     plan = lab.plan("true", "true", devices=[{"soc": "SM8650"}])  # no host of the lab has it
-    with open_lab_run(plan) as run:
+    with opened(plan) as run:
         run.submit()
         queue = queue_name(run.cells[0])
         run.jobs.register("h9", 1)
@@ -280,7 +288,7 @@ def test_job_that_a_server_gave_to_nobody_waits_again(lab: Lab) -> None:
 
 
 def test_cell_of_another_version_fails_and_ends_no_worker(lab: Lab) -> None:
-    with open_lab_run(lab.plan("true", devices=[{"soc": "SM8650"}])) as run:
+    with opened(lab.plan("true", devices=[{"soc": "SM8650"}])) as run:
         run.submit()
         other = "UPDATE procrastinate_jobs SET args = jsonb_set(args, '{cell}', '\"{}\"')"
         lab.ask(other)
@@ -301,5 +309,5 @@ def test_files_cannot_be_a_lab(tmp_path: Path) -> None:
 
 def test_all_devices_of_a_lab_cannot_be_counted(lab: Lab) -> None:
     plan = lab.plan("true", devices=[{"count": "all"}])
-    with pytest.raises(ConfigFileError, match="name devices"), open_lab_run(plan):
+    with pytest.raises(ConfigFileError, match="name devices"), opened(plan):
         pass

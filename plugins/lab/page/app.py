@@ -28,15 +28,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from buildlib.error_base import QnnfarmError
 from harness.errors import NotStoredError, UnknownMemberError
-from harness.lab.jobs import LabJobs
 from harness.results.alerts import AlertState, review_new, set_state
 from harness.results.store import ResultsStore
 from harness.words import pluralize
-from reports.html_file import SITE_POLICY, read_template
-from reports.lab.access import COOKIE, Access, is_same_origin
-from reports.lab.board import Board, BoardReader
-from reports.lab.metrics import CONTENT_TYPE, render_metrics
-from reports.lab.view import View, read_style, render_page, render_sign_in
+from plugins.lab.jobs import LabJobs
+from plugins.lab.page.access import COOKIE, Access, is_same_origin
+from plugins.lab.page.board import Board, BoardReader
+from plugins.lab.page.metrics import CONTENT_TYPE, render_metrics
+from plugins.lab.page.view import View, read_own, read_style, render_page, render_sign_in
+from reports.html_file import SITE_POLICY
 
 log = logging.getLogger("qnnfarm.lab")
 
@@ -74,7 +74,7 @@ def make_app(
             site's name can be made to lead here.
         ends: whether the server is about to end, which open pages would put off.
     """
-    lab = Lab(reader, access, ends)
+    lab = _Endpoints(reader, access, ends)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -86,11 +86,11 @@ def make_app(
             Route("/", lab.page),
             Route("/events", lab.events),
             Route("/lab.css", lab.asset(read_style, "text/css")),
-            Route("/lab.js", lab.asset(lambda: read_template("lab.js"), "text/javascript")),
+            Route("/lab.js", lab.asset(lambda: read_own("lab.js"), "text/javascript")),
             Route("/metrics", lab.metrics),
             Route(
                 "/grafana.json",
-                lab.asset(lambda: read_template("grafana.json"), "application/json"),
+                lab.asset(lambda: read_own("grafana.json"), "application/json"),
             ),
             Route("/report/{name:path}", lab.report),
             Route("/sign-in", lab.sign_in, methods=["GET", "POST"]),
@@ -104,7 +104,7 @@ def make_app(
     )
 
 
-class Lab:
+class _Endpoints:
     """Endpoints over one reader, which all pages share: a hundred cost one reading."""
 
     def __init__(self, reader: BoardReader, access: Access, ends: Callable[[], bool]) -> None:

@@ -17,11 +17,11 @@ from procrastinate.jobs import Job, Status
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import ContainerError
 from harness.errors import WrongUseError
-from harness.lab.builds import KEY, QUEUE, TASK, Builder, BuildJob, LabBuilds
-from harness.lab.jobs import LabJobs
 from harness.plans.builds import BuildRequest
 from harness.plans.journal import CellEnd
 from harness.plans.plan_file import Plan
+from plugins.lab.builds import KEY, QUEUE, TASK, Builder, BuildJob, LabBuilds
+from plugins.lab.jobs import LabJobs
 from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
 from tests.command_line import Started
@@ -78,7 +78,7 @@ def model_in(folder: Path) -> Path:
 
 def build_of(model: Path, folder: Path, **more: object) -> BuildJob:
     request = BuildRequest(model=model, target="SM8750:emulator", options=OPTIONS, **more)  # type: ignore[arg-type]
-    return BuildJob.of(request, request.plan(), folder)
+    return BuildJob.of((request, request.plan(), folder))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -104,11 +104,11 @@ def test_containers_of_a_plan_are_built_once_in_the_folder_that_all_see(
     plan = Plan.model_validate({"name": "lab", "workloads": work, "containers": entries})
     start()
     lines: list[str] = []
-    failed, head = lab.build_all(plan, tmp_path / "plan.yaml", lines.append)
+    failed, head = lab.build_containers(plan, tmp_path / "plan.yaml", lines.append)
     assert "no.such.option" in failed.error
     assert (head.error, head.replaced) == ("", True)
     assert contents(tmp_path / "head") == contents(tiny_bundle)
-    _, again = lab.build_all(plan, tmp_path / "plan.yaml", lines.append)
+    _, again = lab.build_containers(plan, tmp_path / "plan.yaml", lines.append)
     assert (again.sha256, again.replaced, again.stages_run) == (head.sha256, False, 0)
     assert statuses(server) == {"succeeded": 1}
 
@@ -161,7 +161,7 @@ def test_hostile_builds_fail_and_are_told_so(
 def test_build_that_would_load_its_users_libraries_stays_at_home(tmp_path: Path) -> None:
     request = BuildRequest(model=tiny_llama.folder(), target="SM8750", qairt_sdk=tmp_path)
     with pytest.raises(WrongUseError, match="--qairt-sdk"):
-        BuildJob.of(request, None, tmp_path)  # type: ignore[arg-type]
+        BuildJob.of((request, None, tmp_path))  # type: ignore[arg-type]
 
 
 def test_container_that_is_there_is_replaced_only_if_asked(lab: LabBuilds, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_failed_build_is_told_with_its_host_and_reason(
         lab.follow(build, lambda _: None)
     assert "is failed: cannot calibrate" in lines[-1]
     assert lab.submit(build), "what failed is tried again"
-    assert lab.cancel(build) == 1
+    assert lab.jobs.cancel(build.id) == 1
 
 
 def test_failed_verification_is_told_to_whoever_asked_for_the_build(
@@ -242,7 +242,7 @@ def test_cancelled_build_ends_on_its_worker(
 
     def cancel(words: str) -> None:
         began.append(words)
-        if "(" in words and lab.cancel(build):  # a stage has ended
+        if "(" in words and lab.jobs.cancel(build.id):  # a stage has ended
             began.clear()
 
     with pytest.raises(WrongUseError, match="board: the build was cancelled"):

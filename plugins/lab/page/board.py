@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from buildlib.closeable import Closeable
 from buildlib.error_base import QnnfarmError
 from harness.errors import MissingStoreError
-from harness.lab.overview import Overview
 from harness.pool.pool import Pool
 from harness.pool.status import MemberStatus, Waiting
 from harness.results.alerts import UNSETTLED, Alert
 from harness.results.metrics import find_metric
 from harness.results.records import RepetitionTelemetry, Run
 from harness.results.store import ResultsStore, RunFilter
+from plugins.lab.overview import Overview
 from reports import html_file, page, site_folder
 from reports.headline import Headline
 from reports.history import find_runs_before

@@ -14,9 +14,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,29 +24,39 @@ from procrastinate.jobs import Job, Status
 from pydantic import BaseModel, ConfigDict, Field
 
 import buildlib
-from buildlib.builder.build import Build
 from buildlib.builder.code_digest import CodeDigest
+from buildlib.builder_options import move_paths
 from buildlib.container.container import GenAIContainer
 from buildlib.container.files import check_replaceable
+from buildlib.container.op_packages import KEY as OP_PACKAGES
 from buildlib.entry_points import entry_modules, entry_names, plugin_code
+from buildlib.error_base import QnnfarmError
 from buildlib.errors import BuildError
+from buildlib.lora.config import LoraSet
 from buildlib.paths import plain_path
 from buildlib.toolchains.child_process import dying_with_parent
-from harness.errors import HarnessError, HostFileError, StoreError, WrongUseError
-from harness.lab.content import Files, check_files, hashes
-from harness.lab.jobs import LabJobs, Taken, insist
-from harness.lab.service import Service
-from harness.plans.builds import BuildRequest, ContainerBuild, build_containers
+from harness.errors import HostFileError, StoreError, WrongUseError
+from harness.plans.builds import (
+    BuildRequest,
+    ContainerBuild,
+    PlannedBuild,
+    build_containers,
+    planned_builds,
+)
 from harness.plans.journal import CellEnd
-from harness.plans.matrix import resolve_path
 from harness.plans.plan_file import Plan
 from harness.pool.status import OnProgress
+from plugins.lab.content import Files, check_files, hashes
+from plugins.lab.jobs import LabJobs, Taken, insist
+from plugins.lab.service import Service
 
 TASK = "qnnfarm_build"
 QUEUE = "build"
 KEY = "build"
 _TICK_S = 1.0
 _LINE = "qnnfarm: "
+_LORA = "lora_config.lora_config_path"
+_FILES = ("model", "encodings", "calibration")
 
 
 class BuildJob(BaseModel):
@@ -68,22 +78,19 @@ class BuildJob(BaseModel):
     memory_bytes: int | None = None
 
     @classmethod
-    def of(cls, request: BuildRequest, build: Build, folder: Path) -> "BuildJob":
-        """Return the job of a request; hashes its files.
-
-        Args:
-            build: that it plans, with its limit of memory, if it has one.
-            folder: of the container.
+    def of(cls, planned: PlannedBuild) -> "BuildJob":
+        """Return the job of a build, with its limit of memory; hashes its files.
 
         Raises:
             WrongUseError: it would run programs or libraries of its user.
         """
-        if own := request.programs():
+        request, build, folder = planned
+        if own := _programs(request):
             raise WrongUseError(f"{own}: a worker runs no programs of others: build without --lab")
-        request = request.absolute()
+        named = {key: path.absolute() for key in _FILES if (path := getattr(request, key))}
         job = cls(
             id="0" * 32,
-            request=request,
+            request=request.model_copy(update=named),
             folder=plain_path(folder),
             files=hashes(
                 build.files() | {p for p in (request.calibration, request.encodings) if p}
@@ -108,15 +115,56 @@ class BuildJob(BaseModel):
             WrongUseError: it would run programs or libraries of its user, or another qnnfarm built
                 it.
         """
-        if own := self.request.programs():
+        if own := _programs(self.request):
             raise WrongUseError(f"{own}: a worker runs no programs of others")
         if self.id != self.digest():
             raise WrongUseError("its id is not that of this qnnfarm: use one version on all hosts")
         root = root.resolve()
-        for path in (self.folder, *map(Path, self.files), *self.request.paths()):
+        for path in (self.folder, *map(Path, self.files), *_paths(self.request)):
             if not path.resolve().is_relative_to(root):
                 raise HostFileError(str(path), f"builds read and write below {root} alone")
         check_files(self.files)
+
+    def arguments(self, options: Path) -> list[str]:
+        """Return the arguments of `qnnfarm build`.
+
+        Args:
+            options: a file that the request's options are written to.
+        """
+        asked = self.request
+        options.write_text(json.dumps(dict(asked.options)), encoding="utf-8")
+        words = [str(asked.model), "--target", asked.target, "--options", str(options)]
+        for key in ("encodings", "calibration", "toolchain", "qairt_sdk"):
+            value = getattr(asked, key)
+            words += [] if value is None else [f"--{key.replace('_', '-')}", str(value)]
+        if asked.verify:
+            words += ["--verify", "--reference-with", asked.reference_with]
+        words += ["--out", str(self.folder), "--overwrite", "--json"]
+        if self.memory_bytes is not None:
+            words += ["--memory", str(self.memory_bytes / 2**30)]
+        return words
+
+
+def _programs(request: BuildRequest) -> str:
+    """Name what it has of its user's own that a build would run; empty if nothing."""
+    if any(OP_PACKAGES in str(key) for key in request.options):
+        return OP_PACKAGES
+    return "--qairt-sdk" if request.qairt_sdk is not None else ""
+
+
+def _paths(request: BuildRequest) -> Iterator[Path]:
+    """Yield the files and folders that it names, then those that a file of these names."""
+    named = [str(path) for key in _FILES if (path := getattr(request, key))]
+
+    def keep(path: str) -> str:
+        named.append(path)
+        return path
+
+    move_paths(request.options, keep)
+    yield from map(Path, named)
+    lora = Path(str(request.options.get(_LORA, "")))
+    if lora.is_file():
+        yield from LoraSet.load(lora).files().values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,33 +237,51 @@ class LabBuilds:
             raise WrongUseError(f"{place}{reason or 'the build was cancelled'}")
         return self._container(build, end), _answer(end), end.host
 
-    def build_all(
+    def build(
+        self,
+        builds: Sequence[PlannedBuild],
+        *,
+        overwrite: bool,
+        tell: Callable[[str, str], None],
+        hear: Callable[[Mapping[str, Any]], None],
+    ) -> Iterator[tuple[Mapping[str, Any], str, bool]]:
+        """See `Lab`."""
+        jobs = [BuildJob.of(planned) for planned in builds]
+        is_new = [self.submit(job, overwrite=overwrite) for job in jobs]
+        for job, new in zip(jobs, is_new, strict=True):
+            _, answer, host = self.follow(job, partial(tell, job.request.target), hear=hear)
+            yield answer, host, new
+
+    def build_containers(
         self, plan: Plan, plan_file: Path, tell: OnProgress
     ) -> tuple[ContainerBuild, ...]:
-        """Build the containers of a plan that name their build at once; see `build_containers`."""
+        """See `Lab`."""
         submitted: dict[Path, tuple[BuildJob, bool]] = {}
 
-        def submit(job: BuildJob, folder: Path) -> tuple[BuildJob, bool]:
+        def submit(planned: PlannedBuild) -> tuple[BuildJob, bool]:
+            *_, folder = planned
             if folder not in submitted:
+                job = BuildJob.of(planned)
                 submitted[folder] = job, self.submit(job)
             return submitted[folder]
 
         def build(request: BuildRequest, folder: Path, tell: OnProgress) -> tuple[str, int]:
-            job, is_new = submitted.get(folder) or submit(_job(request, folder), folder)
+            job, is_new = submitted.get(folder) or submit((request, request.plan(), folder))
             container, answer, _ = self.follow(job, tell)
             return container.metadata.container_sha256, answer["stages_run"] if is_new else 0
 
-        for job, folder in _jobs_of(plan, plan_file):
-            submit(job, folder)
+        for planned in planned_builds(plan, plan_file):
+            with contextlib.suppress(QnnfarmError):  # told when it is followed
+                submit(planned)
         return build_containers(plan, plan_file, tell, build)
 
-    def cancel_all(self, plan: Plan, plan_file: Path) -> int:
-        """End the builds of a plan that wait or run; return the number of builds."""
-        return sum(self.cancel(job) for job, _ in _jobs_of(plan, plan_file))
-
-    def cancel(self, build: BuildJob) -> int:
-        """End a build that waits or runs; return the number of builds."""
-        return self.jobs.cancel(build.id)
+    def cancel(self, builds: Sequence[PlannedBuild]) -> int:
+        """See `Lab`."""
+        count = 0
+        for planned in builds:
+            with contextlib.suppress(WrongUseError, HostFileError):  # such a one was not submitted
+                count += self.jobs.cancel(BuildJob.of(planned).id)
+        return count
 
     def _container(self, build: BuildJob, end: CellEnd) -> GenAIContainer:
         """Return the container of a build that is done, as this host sees it."""
@@ -232,30 +298,6 @@ class LabBuilds:
 def _answer(end: CellEnd) -> Mapping[str, Any]:
     (answer,) = json.loads(end.summary)
     return dict(answer)
-
-
-def _job(request: BuildRequest, folder: Path) -> BuildJob:
-    return BuildJob.of(request, request.plan(), folder)
-
-
-def _jobs_of(plan: Plan, plan_file: Path) -> Iterator[tuple[BuildJob, Path]]:
-    """Yield the builds of a plan, and the folders of their containers; none that cannot begin."""
-    for entry in plan.containers:
-        if entry.build is not None:
-            with contextlib.suppress(BuildError, HarnessError):  # told when it is followed
-                folder = resolve_path(plan_file, entry.path)
-                yield _job(BuildRequest.of(entry.build, plan_file), folder), folder
-
-
-@contextmanager
-def open_lab_builds(location: str) -> Iterator[LabBuilds]:
-    """Open the builds of a lab.
-
-    Args:
-        location: URL of its database.
-    """
-    with LabJobs(location) as jobs:
-        yield LabBuilds(jobs)
 
 
 class Builder(Service):
@@ -311,10 +353,7 @@ class Builder(Service):
 
     def _run_command(self, taken: Taken, build: BuildJob, scratch: Path) -> CellEnd:
         """Run `qnnfarm build`."""
-        words = build.request.arguments(scratch / "options.json")
-        words += ["--out", str(build.folder), "--overwrite", "--json"]
-        if build.memory_bytes is not None:
-            words += ["--memory", str(build.memory_bytes / 2**30)]
+        words = build.arguments(scratch / "options.json")
         command = dying_with_parent([sys.executable, "-m", "harness.cli", "build", *words])
         answer = scratch / "answer.json"
         with answer.open("wb") as stdout:

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from harness.pool.states import MemberState
-from reports.lab.board import Board
+from plugins.lab.page.board import Board
 
 __all__ = ["CONTENT_TYPE", "render_metrics"]
 

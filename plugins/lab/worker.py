@@ -15,18 +15,6 @@ from pathlib import Path
 from procrastinate.jobs import Status
 
 from harness.errors import LedgerError, StoreError, WrongUseError
-from harness.lab.builds import Builder
-from harness.lab.content import check_cell
-from harness.lab.jobs import (
-    DEAD_AFTER_S,
-    PATIENCE_S,
-    Backlog,
-    CellJob,
-    LabJobs,
-    insist,
-    log,
-)
-from harness.lab.service import Service
 from harness.plans.cancellation import CancelToken, CellInterrupted
 from harness.plans.cell_queue import CellQueue, Durations
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache
@@ -43,6 +31,18 @@ from harness.pool.requirement import Requirement
 from harness.pool.status import OnProgress, ignore_progress
 from harness.results.store import ResultsStore
 from harness.words import pluralize
+from plugins.lab.builds import Builder
+from plugins.lab.content import check_cell
+from plugins.lab.jobs import (
+    DEAD_AFTER_S,
+    PATIENCE_S,
+    Backlog,
+    CellJob,
+    LabJobs,
+    insist,
+    log,
+)
+from plugins.lab.service import Service
 
 _BEATS = 6
 """Signs of life in the time after which a worker counts as dead."""

@@ -1,1 +1,0 @@
-"""Page of a lab, live: `qnnfarm serve`. It needs the extra `lab`."""
