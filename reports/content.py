@@ -17,7 +17,7 @@ from harness.results.metrics import (
     Metric,
     find_metric,
 )
-from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
+from harness.results.perplexity import PERPLEXITY, REFERENCES
 from harness.results.records import (
     ArtifactRecord,
     ComparisonRecord,
@@ -30,24 +30,13 @@ from harness.words import HOST_CPU, stand_in
 from reports import text
 from reports.changes import ShownChange
 from reports.history import SeriesGroup
-from reports.summary import (
-    UNCHECKED,
-    Matrix,
-    ScoredRow,
-    SummaryRow,
-    find_matrices,
-)
+from reports.summary import UNCHECKED, Matrix, SummaryRow, find_matrices
 
 Kind = Literal["hardware", "imported", "emulator"]
 TITLES: Mapping[Kind, str] = {
     "hardware": "on hardware",
     "imported": "from other tools",
     "emulator": "on the emulator",
-}
-_PERPLEXITIES = {
-    PERPLEXITY: "on device",
-    PERPLEXITY_FLOAT: "float on host",
-    PERPLEXITY_QUANTIZED: "quantized on CPU",
 }
 _MOST_OPEN = 12
 """Rows that are read whole though there are matrices."""
@@ -144,23 +133,15 @@ class Section:
 
     key: Kind
     rows: tuple[SummaryRow, ...]
-    perplexities: tuple[ScoredRow, ...]
-    tasks: tuple[ScoredRow, ...]
+    perplexities: tuple[SummaryRow, ...]
+    tasks: tuple[SummaryRow, ...]
     comparisons: tuple[ComparisonGroup, ...]
     changes: tuple[ShownChange, ...] = ()
 
     @property
-    def speed_metrics(self) -> tuple[Metric, ...]:
-        """The speed metrics of any row: the columns of the summary."""
-        return tuple(
-            find_metric(key) for key in SPEED_METRICS if any(key in row.cells for row in self.rows)
-        )
-
-    @property
-    def scores(self) -> Mapping[str, str]:
-        """The perplexities of any row, and where each is computed: columns of the summary."""
-        found = {key for row in self.rows if row.perplexity for key in row.perplexity.values}
-        return {key: where for key, where in _PERPLEXITIES.items() if key in found}
+    def columns(self) -> tuple[Metric, ...]:
+        """The columns of the summary: the speeds and perplexities of any row."""
+        return _columns(self.rows, (*SPEED_METRICS, PERPLEXITY, *REFERENCES))
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -177,20 +158,14 @@ class Section:
         return len(self.rows) > _MOST_OPEN and bool(self.matrices)
 
     @property
-    def step_metrics(self) -> tuple[Metric, ...]:
-        """The metrics of decode steps of any perplexity: columns of its table."""
-        return tuple(
-            find_metric(key)
-            for key in STEP_METRICS
-            if any(key in row.values for row in self.perplexities)
-        )
+    def perplexity_columns(self) -> tuple[Metric, ...]:
+        """The perplexities and metrics of decode steps of any of them."""
+        return _columns(self.perplexities, (PERPLEXITY, *REFERENCES, *STEP_METRICS))
 
     @property
-    def task_metrics(self) -> tuple[Metric, ...]:
-        """The metrics of any task: columns of its table."""
-        return tuple(
-            find_metric(key) for key in TASK_METRICS if any(key in row.values for row in self.tasks)
-        )
+    def task_columns(self) -> tuple[Metric, ...]:
+        """The metrics of any task."""
+        return _columns(self.tasks, TASK_METRICS)
 
     @property
     def emulator(self) -> bool:
@@ -233,6 +208,10 @@ class Section:
         counts = Counter(words for row in self.rows for words in {*row.remarks, *row.grade_reasons})
         many = max(MANY_ROWS, len(self.rows) / 10)
         return {words: count for words, count in counts.items() if count >= many}
+
+
+def _columns(rows: Sequence[SummaryRow], keys: Sequence[str]) -> tuple[Metric, ...]:
+    return tuple(find_metric(key) for key in keys if any(key in row.cells for row in rows))
 
 
 def list_runs(runs: Sequence[Run], most: int = MOST_IN_FULL) -> Listing:

@@ -7,7 +7,7 @@ from harness.results.gate_formats import to_document as to_gate_document
 from harness.results.records import ContainerInfo, Run
 from reports.changes import ShownChange
 from reports.page import Page
-from reports.summary import FailureGroup, ScoredRow, SummaryRow
+from reports.summary import FailureGroup, SummaryRow
 
 VERSION = 1
 """Increases when a key is removed or changes its meaning; new keys may be added without."""
@@ -24,10 +24,8 @@ def to_document(page: Page, report: str) -> dict[str, object]:
         "changes": [_change(one) for section in page.sections for one in section.changes],
         "alerts": [one.facts for one in page.results.alerts],
         "rows": [_row(row) for section in page.sections for row in section.rows],
-        "perplexities": [
-            _perplexity(row) for section in page.sections for row in section.perplexities
-        ],
-        "tasks": [_task(row) for section in page.sections for row in section.tasks],
+        "perplexities": [_row(row) for section in page.sections for row in section.perplexities],
+        "tasks": [_row(row) for section in page.sections for row in section.tasks],
         "comparisons": [
             _comparison(one) for section in page.sections for one in section.comparisons
         ],
@@ -58,22 +56,34 @@ def _change(change: ShownChange) -> dict[str, object]:
 
 
 def _row(row: SummaryRow) -> dict[str, object]:
+    scored = row.scored
     return {
-        **_subject(row),
+        "model": row.subject.model,
+        "target": row.subject.target,
+        "soc": row.subject.soc,
+        "device": row.subject.device,
+        "emulator": row.subject.emulator,
+        "runtime": row.subject.runtime or None,
         "tool": row.subject.tool,
+        "container_sha256": row.container.sha256,
+        **_container(row.container),
         "workload": row.label,
         "notes": list(row.notes),
         "metrics": {key: _cell(row, key) for key in row.cells},
         "bandwidth_share": row.bandwidth_share,
-        "perplexity": _values(row.perplexity) if row.perplexity else None,
+        "dataset_sha256": (scored.text if scored else row.subject.text) or None,
+        "definition": scored.scored.model_dump() if scored and scored.scored else None,
+        "settings": dict(row.runs[-1].workload.sampler),
         "output": row.output,
         "stability": row.grade or None,
+        "runs": [run.id for run in row.runs],
         "sessions": len(row.runs),
+        "remarks": list(row.remarks),
     }
 
 
 def _cell(row: SummaryRow, key: str) -> dict[str, object]:
-    stats = row.cells[key]
+    stats, stability = row.cells[key], row.stability.get(key)
     return {
         "mean": stats.mean,
         "sd": stats.sd,
@@ -82,57 +92,12 @@ def _cell(row: SummaryRow, key: str) -> dict[str, object]:
         "max": stats.maximum,
         "repetitions": stats.n,
         "sessions": stats.sessions,
-        "stability": asdict(row.stability[key]),
+        "stability": asdict(stability) if stability else None,
     }
 
 
-def _perplexity(row: ScoredRow) -> dict[str, object]:
-    definition = row.subject.scored
-    return {
-        **_subject(row),
-        "tool": row.subject.tool,
-        "dataset_sha256": row.subject.text or None,
-        "definition": definition.model_dump() if definition else None,
-        **row.values,
-    }
-
-
-def _task(row: ScoredRow) -> dict[str, object]:
-    return {
-        **_subject(row),
-        "task": row.task,
-        "dataset_sha256": row.subject.text or None,
-        "settings": dict(row.settings),
-        "metrics": dict(row.values),
-    }
-
-
-def _subject(row: SummaryRow | ScoredRow) -> dict[str, object]:
-    return {
-        "model": row.subject.model,
-        "target": row.subject.target,
-        "soc": row.subject.soc,
-        "device": row.subject.device,
-        "emulator": row.subject.emulator,
-        "runtime": row.subject.runtime or None,
-        "container_sha256": row.container.sha256 if row.container else "",
-        **_container(row.container),
-        "runs": [run.id for run in row.runs],
-        "remarks": list(row.remarks),
-    }
-
-
-def _container(container: ContainerInfo | None) -> dict[str, object]:
-    if container is None:
-        return {}
+def _container(container: ContainerInfo) -> dict[str, object]:
     return {"precision": container.precision, "ars": list(container.ars), "cl": container.cl}
-
-
-def _values(row: ScoredRow) -> dict[str, object]:
-    """Return the values, and how much text they are over."""
-    definition = row.subject.scored
-    scored = {"windows": definition.windows, "tokens": definition.tokens} if definition else {}
-    return {**row.values, **scored}
 
 
 def _failure(group: FailureGroup) -> dict[str, object]:

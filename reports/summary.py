@@ -19,8 +19,10 @@ from harness.results.identity import (
 )
 from harness.results.metrics import (
     LEADING_METRICS,
+    METRICS,
     SPEED_METRICS,
     STEP_METRICS,
+    TASK_METRICS,
     Direction,
     Metric,
     Stats,
@@ -32,16 +34,14 @@ from harness.results.metrics import summarise as summarise_sessions
 from harness.results.perplexity import (
     PERPLEXITY,
     PERPLEXITY_ERROR,
-    PERPLEXITY_FLOAT,
-    PERPLEXITY_QUANTIZED,
     REFERENCES,
     deviation,
     find_perplexity_faults,
     matches_references,
 )
-from harness.results.records import ContainerInfo, Run, RunMeans
+from harness.results.records import ContainerInfo, Run
 from harness.results.stability import Stability, grade_runs
-from harness.words import pluralize
+from harness.words import percent, pluralize
 
 _APART = 4.0
 """Standard errors between the fastest and the slowest device from which they differ."""
@@ -60,69 +60,38 @@ UNCOMPARED = "Unchecked: the embeddings were not compared with those of the mode
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredRow:
-    """Scores of one container: its perplexity over one text, or those of a task.
+class ShownFigure:
+    """One figure of a row, as every format prints it.
 
     Attributes:
-        remarks: differences between the runs behind it, in words.
+        value: in the metric's unit.
+        text: in the unit that people read, without naming it.
+        spread: of a speed its standard deviation, of a score its standard error, if known.
+        note: the text that a perplexity is over, or how far the device is from a reference.
+        n: repetitions.
     """
 
-    subject: Subject
-    runs: tuple[Run, ...]
-    values: Mapping[str, float]
-    remarks: tuple[str, ...]
+    value: float
+    text: str
+    spread: str
+    note: str
+    n: int
 
-    @property
-    def container(self) -> ContainerInfo:
-        """The container that was scored."""
-        return self.runs[-1].container
-
-    @property
-    def scored(self) -> str:
-        """Amount of text that it is over: `8 windows, 1,280 tokens`."""
-        return describe_scored(self.subject.scored)
-
-    @property
-    def weight(self) -> tuple[bool, int, datetime]:
-        """Order by which it tells more than others: a reference, more tokens, then a later time."""
-        definition = self.subject.scored
-        has_reference = any(self.difference(reference) is not None for reference in REFERENCES)
-        return (has_reference, definition.tokens if definition else 0, self.runs[-1].created_at)
-
-    def difference(self, reference: str) -> float | None:
-        """Return the relative distance of the device from the reference."""
-        return deviation(self.values, reference)
-
-    @property
-    def task(self) -> str:
-        """Name of the task."""
-        return self.subject.prompt
-
-    @property
-    def settings(self) -> Mapping[str, object]:
-        """Number of rows of a task, and how they were asked."""
-        return self.runs[-1].workload.sampler
-
-    def show(self, key: str) -> str:
-        """Format a value with its standard error and unit; empty if there is none."""
-        if key not in self.values:
-            return ""
-        metric, error = find_metric(key), self.values.get(f"{key}_error")
-        spread = "" if error is None else f" ± {metric.format(error, beside=self.values[key])}"
-        return f"{metric.format(self.values[key])}{spread} {metric.shown_unit}".rstrip()
+    def __str__(self) -> str:
+        return f"{self.text} ± {self.spread}" if self.spread else self.text
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryRow:
-    """One line of the summary.
+    """One container on one kind of device, with all that was measured of it.
 
     Attributes:
-        label: the workload; empty where only perplexity was measured.
-        runs: the runs behind the speeds.
-        cells: statistics of the speeds, by metric.
-        stability: the grades of these.
-        perplexity: of all that were measured, the one with a reference and over most tokens.
+        label: the workload, or the task; empty where only perplexity was measured.
+        runs: the runs behind the speeds; where there are none, those behind the scores.
+        cells: statistics by metric: of speeds, with the perplexity that tells most, or of a task.
         remarks: reasons not to trust the row, in words.
+        scored: of the perplexity.
+        stability: the grades of speeds.
         output: whether the output was found correct; rows without that are ranked below.
         grade: of stability, the worst of its rates; empty where there is none, and on the emulator,
             whose speeds mean nothing.
@@ -134,8 +103,8 @@ class SummaryRow:
     label: str
     runs: tuple[Run, ...]
     cells: Mapping[str, Stats]
-    perplexity: ScoredRow | None
-    remarks: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+    scored: Subject | None = None
     stability: Mapping[str, Stability] = field(default_factory=dict)
     output: Output = "unchecked"
     grade: str = ""
@@ -143,27 +112,18 @@ class SummaryRow:
     runtime: str = ""
 
     @property
-    def container(self) -> ContainerInfo | None:
+    def container(self) -> ContainerInfo:
         """The container that ran."""
-        if self.runs:
-            return self.runs[-1].container
-        return self.perplexity.container if self.perplexity else None
-
-    @property
-    def sha256(self) -> str:
-        """Hash of the container."""
-        return self.container.sha256 if self.container else ""
+        return self.runs[-1].container
 
     @property
     def name(self) -> str:
         """Model and precision, by which readers know a container."""
-        return container_name(self.container) if self.container else self.subject.model
+        return container_name(self.container)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes that tell the row from others: runtime, labels, sessions that ran at once."""
-        if not self.runs:
-            return ()
         result = [by] if (by := self.runtime or self.subject.by) else []
         result += [f"{key}={value}" for key, value in self.runs[0].labels.items()]
         names = dict.fromkeys(run.label.partition("#")[0] for run in self.runs if run.label)
@@ -179,33 +139,51 @@ class SummaryRow:
     @property
     def doubt(self) -> str:
         """Warning about its output; empty if it is checked, or another tool's."""
-        is_worth_telling = self.cells and self.output != "checked" and not self.subject.is_imported
+        is_worth_telling = self.n and self.output != "checked" and not self.subject.is_imported
         return f"output {self.output}" if is_worth_telling else ""
 
     @property
     def bandwidth_share(self) -> float | None:
         """Part of its SoC's memory bandwidth that decoding takes; None of the emulator."""
         decode, accepted = (self.cells.get(key) for key in ("decode_tokens_per_s", ACCEPTED))
-        if decode is None or self.container is None or self.subject.emulator:
+        if decode is None or self.subject.emulator:
             return None
         steps = decode.mean / (accepted.mean if accepted else 1.0)
         return find_bandwidth_share(steps, self.container, self.subject.soc)
 
-    def value(self, key: str) -> float | None:
-        """Return the mean of a metric, or the perplexity; None if it has none."""
-        if key in self.cells:
-            return self.cells[key].mean
-        return self.perplexity.values.get(key) if self.perplexity else None
+    @property
+    def values(self) -> Mapping[str, float]:
+        """The means by metric."""
+        return {key: cell.mean for key, cell in self.cells.items()}
+
+    def show(self, key: str) -> ShownFigure | None:
+        """Return the figure of a metric as readers get it; None without one."""
+        cell = self.cells.get(key)
+        if cell is None:
+            return None
+        metric, error = find_metric(key), self.cells.get(f"{key}_error")
+        spread = cell.show_spread(metric) if Use.SPEED in metric.use else ""
+        if error is not None:
+            spread = metric.format(error.mean, beside=cell.mean)
+        away = deviation(self.values, key) if key in REFERENCES else None
+        note = "" if away is None else f"device {percent(away)}"
+        if key == PERPLEXITY and self.scored and self.scored.scored:
+            note = describe_scored(self.scored.scored)
+        return ShownFigure(cell.mean, metric.format(cell.mean), spread, note, cell.n)
 
     @property
     def n(self) -> int:
         """Repetitions behind the speeds."""
-        return max((cell.n for cell in self.cells.values()), default=0)
+        return max((cell.n for cell in self._speeds), default=0)
 
     @property
     def units(self) -> int:
         """Sessions behind the speeds, or the repetitions of a single one, whose spread is shown."""
-        return max((cell.units for cell in self.cells.values()), default=0)
+        return max((cell.units for cell in self._speeds), default=0)
+
+    @property
+    def _speeds(self) -> list[Stats]:
+        return [self.cells[key] for key in SPEED_METRICS if key in self.cells]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,38 +222,48 @@ def _failure(run: Run) -> tuple[object, ...]:
 
 def perplexities(
     runs: Sequence[Run], told: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-) -> tuple[ScoredRow, ...]:
+) -> tuple[SummaryRow, ...]:
     """List a row for each subject and text, newest text first within a subject.
 
     Args:
         told: as for `summarise`; runs with other remarks are rows of their own.
     """
-    with_perplexity = [
-        run
-        for run in runs
-        if any(run.values(key) for key in (PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED))
-    ]
-    groups = group_by(with_perplexity, lambda run: (_built(run), told.get(run.id, ())))
-    rows = [_perplexity(subject, group) for ((subject, _), _), group in groups]
-    rows.sort(key=lambda row: row.runs[-1].created_at, reverse=True)
-    return tuple(sorted(rows, key=lambda row: _order(row.subject, row.container)))
+    found = [run for run in runs if any(run.values(key) for key in (PERPLEXITY, *REFERENCES))]
+    rows = sorted(_scored_rows(found, told), key=lambda row: row.runs[-1].created_at, reverse=True)
+    return tuple(sorted(rows, key=_order))
 
 
 def task_rows(
     runs: Sequence[Run], told: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-) -> tuple[ScoredRow, ...]:
-    """List a row for each subject and task; of several runs with one score, the newest.
+) -> tuple[SummaryRow, ...]:
+    """List a row for each subject and task.
 
     Args:
         told: as for `summarise`.
     """
-    scored = [run for run in runs if run.kind == "evaluate"]
-    groups = group_by(scored, lambda run: (_built(run), told.get(run.id, ())))
-    rows = []
-    for ((subject, _), changes), group in groups:
+    rows = _scored_rows([run for run in runs if run.kind == "evaluate"], told)
+    return tuple(sorted(rows, key=lambda row: (row.label, *_order(row))))
+
+
+def _scored_rows(runs: Sequence[Run], told: Mapping[str, tuple[str, ...]]) -> Iterator[SummaryRow]:
+    """Yield a row for each container, device and text or task."""
+    for ((subject, _), changes), group in group_by(runs, lambda run: _key(run, told)):
         same, left_out = _like_newest(group)
-        rows.append(ScoredRow(subject, same, RunMeans.of(same[-1]).means, changes + left_out))
-    return tuple(sorted(rows, key=lambda row: (row.task, *_order(row.subject, row.container))))
+        cells, remarks = {}, [*changes, *left_out]
+        for key in _SCORES:
+            metric = find_metric(key)
+            stats = summarise_sessions([run.values(key) for run in same])
+            if stats is None:
+                continue
+            cells[key] = stats
+            if stats.maximum > stats.minimum * 1.001 and metric.direction is not Direction.NEITHER:
+                spread = f"{metric.format(stats.minimum)} to {metric.format(stats.maximum)}"
+                remarks.append(f"{metric.label}: runs differ, {spread}")
+        label = subject.prompt if subject.kind == "evaluate" else ""
+        row = SummaryRow(subject, label, same, cells, scored=subject)
+        if same[-1].check.outcome != "passed":  # by a bound that the user gave
+            remarks += find_perplexity_faults(row.values, row.container.precision)
+        yield replace(row, remarks=tuple(remarks))
 
 
 def summarise(
@@ -287,7 +275,7 @@ def summarise(
         told: remarks by the id of a run; those of a row have the same.
     """
     scores = perplexities(runs, told)
-    groups = group_by(speed_runs(runs), lambda run: (_built(run), told.get(run.id, ())))
+    groups = group_by(speed_runs(runs), lambda run: _key(run, told))
     # There may be thousands, so only those of one container and device are compared.
     scored = dict(group_by(scores, lambda row: (row.subject.without_test, row.container.sha256)))
     alike = dict(group_by(groups, lambda group: _display_key(group[0][0])))
@@ -298,14 +286,22 @@ def summarise(
         with_speed |= {here} if beside else set()
         apart = _apart_remark([subject for ((subject, _), _), _ in alike[_display_key(key)]])
         row = _row(key[0], group, beside)
-        rows.append(replace(row, remarks=changes + row.remarks + apart))
+        remarks = dict.fromkeys(changes + row.remarks + apart)
+        rows.append(replace(row, remarks=tuple(remarks)))
     for here, rows_here in scored.items():
-        best, remarks = _choose_perplexity(rows_here)
+        best, told_of_best = _choose_perplexity(rows_here)
         if best is not None and here not in with_speed:
-            rows.append(SummaryRow(best.subject, "", (), {}, best, remarks))
+            rows.append(replace(best, remarks=told_of_best))
     if len({row.subject.runtime for row in rows}) > 1:  # what is compared stands together
         rows = [replace(row, runtime=row.subject.runtime) for row in rows]
     return tuple(sorted(rows, key=_sort_key))
+
+
+def _key(
+    run: Run, told: Mapping[str, tuple[str, ...]]
+) -> tuple[tuple[Subject, str], tuple[str, ...]]:
+    """Return the key of a row with the remarks on it."""
+    return _built(run), told.get(run.id, ())
 
 
 def _built(run: Run) -> tuple[Subject, str]:
@@ -313,6 +309,10 @@ def _built(run: Run) -> tuple[Subject, str]:
     return Subject.of(run), run.container.sha256
 
 
+_SCORES = (
+    PERPLEXITY, PERPLEXITY_ERROR, *REFERENCES, *STEP_METRICS,
+    *(key for task in TASK_METRICS for key in (task, f"{task}_error") if key in METRICS),
+)  # fmt: skip
 _SIDE_BY_SIDE = OF_DEVICE | {"container", "sessions at once", "prompt"}
 """Facts in which the runs of one row may differ."""
 
@@ -358,7 +358,7 @@ def _all_values(run: Run, key: str) -> tuple[float, ...]:
     return run.values(key) + run.values(key, warmup=True)
 
 
-def _row(subject: Subject, group: Sequence[Run], scored: Sequence[ScoredRow]) -> SummaryRow:
+def _row(subject: Subject, group: Sequence[Run], scored: Sequence[SummaryRow]) -> SummaryRow:
     perplexity, perplexity_remarks = _choose_perplexity(scored)
     runs, left_out = _like_newest(group)
     steady, devices = not subject.emulator, [run.device.serial for run in runs]
@@ -385,9 +385,10 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[ScoredRow]) ->
         remarks.append(UNCOMPARED if subject.kind == "embed" else UNCHECKED)
     remarks += perplexity_remarks
     grade, reasons = _grade(stability) if steady else ("", ())
+    scores, of_scores = (perplexity.cells, perplexity.subject) if perplexity else ({}, None)
     return SummaryRow(
-        subject, subject.label, runs, cells, perplexity, tuple(remarks), stability, output, grade,
-        reasons,
+        subject, subject.label, runs, {**cells, **scores}, tuple(remarks), of_scores, stability,
+        output, grade, reasons,
     )  # fmt: skip
 
 
@@ -415,29 +416,36 @@ def _by_device(runs: Sequence[Run], key: str) -> Iterator[str]:
 
 
 def _choose_perplexity(
-    scored: Sequence[ScoredRow],
-) -> tuple[ScoredRow | None, tuple[str, ...]]:
+    scored: Sequence[SummaryRow],
+) -> tuple[SummaryRow | None, tuple[str, ...]]:
     """Choose the perplexity that tells most, and remark on it and on those measured after it.
 
-    A quick one over a few windows does not replace one with a reference. That of a draft model says
-    nothing of the answers.
+    One with a reference tells more than others, then one over more tokens, then a later one: a
+    quick one over a few windows does not replace it. That of a draft model says nothing of the
+    answers.
     """
     scored = [row for row in scored if row.subject.of_answers]
     if not scored:
         return None, ()
-    best = max(scored, key=lambda row: row.weight)
+    best = max(scored, key=_weight)
     since = best.runs[-1].created_at
-    later = [row for row in scored if row.runs[-1].created_at > since and PERPLEXITY in row.values]
     remarks = [
-        f"Perplexity is that over {best.scored}; a later one over {row.scored}"
-        f"{'' if row.subject.text == best.subject.text else ' of another text'} is "
-        f"{find_metric(PERPLEXITY).format(row.values[PERPLEXITY])}"
-        for row in later
+        f"Perplexity is that over {describe_scored(best.subject.scored)}; a later one over "
+        f"{describe_scored(row.subject.scored)}"
+        f"{'' if row.subject.text == best.subject.text else ' of another text'} is {shown.text}"
+        for row in scored
+        if row.runs[-1].created_at > since and (shown := row.show(PERPLEXITY))
     ]
     return best, (*best.remarks, *remarks)
 
 
-def _output(runs: Sequence[Run], perplexity: ScoredRow | None) -> Output:
+def _weight(row: SummaryRow) -> tuple[bool, int, datetime]:
+    definition, values = row.subject.scored, row.values
+    has_reference = any(deviation(values, reference) is not None for reference in REFERENCES)
+    return has_reference, definition.tokens if definition else 0, row.runs[-1].created_at
+
+
+def _output(runs: Sequence[Run], perplexity: SummaryRow | None) -> Output:
     """Judge the output as its runs were judged; else by a perplexity beside its references."""
     if all(run.check.outcome == "passed" for run in runs):
         return "checked"
@@ -519,29 +527,28 @@ def _repetitions(run: Run) -> int:
     return max(len(run.values(name)) for name in SPEED_METRICS)
 
 
-def _perplexity(subject: Subject, group: Sequence[Run]) -> ScoredRow:
-    runs, left_out = _like_newest(group)
-    values: dict[str, float] = {}
-    remarks = [*left_out]
-    keys = (PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED, *STEP_METRICS)
-    for name in keys:
-        stats = summarise_sessions([run.values(name) for run in runs])
-        if stats is not None:
-            values[name] = stats.mean
-            if stats.maximum > stats.minimum * 1.001 and name != PERPLEXITY_ERROR:
-                spread = f"{find_metric(name).format(stats.minimum)} to {stats.maximum:.3f}"
-                remarks.append(f"{find_metric(name).label}: runs differ, {spread}")
-    if runs[-1].check.outcome != "passed":  # by a bound that the user gave
-        remarks += find_perplexity_faults(values, runs[-1].container.precision)
-    return ScoredRow(subject, runs, values, tuple(remarks))
-
-
 MATRIX_METRICS = (
     *reversed(LEADING_METRICS), "ttft_s", PERPLEXITY, "prefill_energy_j_per_token",
     "decode_energy_j_per_token", "peak_rss_bytes",
 )  # fmt: skip
 MOST_COLUMNS = 10
 """Columns side by side; where devices times tests are more, tests are rows of a matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixCell:
+    """A row of the summary as a cell of a matrix.
+
+    Attributes:
+        part: how near it is to the best of its line: 1 for that, less for others.
+    """
+
+    row: SummaryRow
+    shown: ShownFigure
+    part: float
+
+
+Line = tuple[MatrixCell | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,43 +559,37 @@ class Matrix:
         test: the one of all its cells, or what their tests have in common but for the depth; empty
             where they are of several.
         columns: devices, and the test or depth of each, empty where all have the same.
-        rows: names, and below each column the row of the summary that has the metric.
+        lines: names, and below each column its cell.
     """
 
     metric: Metric
     test: str
     columns: tuple[tuple[str, str], ...]
-    rows: tuple[tuple[tuple[str, str], tuple[SummaryRow | None, ...]], ...]
+    lines: tuple[tuple[tuple[str, str], Line], ...]
 
-    def blocks(self, most: int = MOST_COLUMNS) -> tuple[slice, ...]:
-        """Return the columns in parts that there is room for, of about one size."""
+    @property
+    def heading(self) -> str:
+        """The metric, its unit and the test."""
+        return ", ".join(filter(None, (self.metric.label, self.metric.shown_unit, self.test)))
+
+    def blocks(self, most: int = MOST_COLUMNS) -> "Iterator[Matrix]":
+        """Yield parts of about one size that there is room for."""
         count = len(self.columns)
         step = math.ceil(count / math.ceil(count / most))
-        return tuple(slice(first, first + step) for first in range(0, count, step))
-
-    def value(self, row: SummaryRow) -> float:
-        """Return the value of a cell."""
-        found = row.value(self.metric.key)
-        if found is None:
-            raise AssertionError("a cell has a value")
-        return found
-
-    def part(self, row: SummaryRow, cells: Iterable[SummaryRow | None]) -> float:
-        """Return how near a cell is to the best of its row: 1 for that, less for others."""
-        values = [self.value(one) for one in cells if one is not None]
-        if self.metric.direction is Direction.HIGHER:
-            return self.value(row) / max(values)
-        return min(values) / self.value(row) if self.value(row) else 1.0
+        for first in range(0, count, step):
+            part = slice(first, first + step)
+            lines = tuple((name, cells[part]) for name, cells in self.lines if any(cells[part]))
+            yield replace(self, columns=self.columns[part], lines=lines)
 
 
 def find_matrices(rows: Sequence[SummaryRow]) -> tuple[Matrix, ...]:
     """Put the rows of a summary into a matrix of each metric, two by two at least."""
     found = (_matrix(find_metric(key), rows) for key in MATRIX_METRICS)
-    return tuple(one for one in found if len(one.columns) > 1 and len(one.rows) > 1)
+    return tuple(one for one in found if len(one.columns) > 1 and len(one.lines) > 1)
 
 
 def _matrix(metric: Metric, rows: Sequence[SummaryRow]) -> Matrix:
-    rows = [row for row in rows if row.value(metric.key) is not None]
+    rows = [row for row in rows if metric.key in row.cells]
     by_test = metric.key != PERPLEXITY
     places = {(row.subject.place, _test(row) if by_test else ((), "")) for row in rows}
     tests = {words for _, (_, words) in places}
@@ -601,7 +602,7 @@ def _matrix(metric: Metric, rows: Sequence[SummaryRow]) -> Matrix:
         test = _test(row) if by_test else ((), "")
         column = (row.subject.place, test if across else ((), ""))
         notes = [*row.notes, "" if across or len(tests) == 1 else test[1]]
-        for more in ("", container_shape(row.container) if row.container else "", row.sha256[:12]):
+        for more in ("", container_shape(row.container), row.container.sha256[:12]):
             notes += [more]
             name = row.name, ", ".join(filter(None, notes))
             if column not in cells.get(name, {}) or not by_test:
@@ -616,9 +617,19 @@ def _matrix(metric: Metric, rows: Sequence[SummaryRow]) -> Matrix:
             for place, (_, test) in columns
         ),
         tuple(
-            (name, tuple(cells[name].get(one) for one in columns))
+            (name, _line(metric, [cells[name].get(one) for one in columns]))
             for name in sorted(cells, key=order.__getitem__)
         ),
+    )
+
+
+def _line(metric: Metric, rows: Sequence[SummaryRow | None]) -> Line:
+    figures = [row.show(metric.key) if row else None for row in rows]
+    values = [one.value for one in figures if one]
+    best = max(values) if metric.direction is Direction.HIGHER else min(values)
+    return tuple(
+        MatrixCell(row, one, min(one.value, best) / max(one.value, best)) if row and one else None
+        for row, one in zip(rows, figures, strict=True)
     )
 
 
@@ -641,10 +652,11 @@ def group_by(
 
 def _sort_key(row: SummaryRow) -> tuple[object, ...]:
     """Sort by model and SoC; unchecked outputs come after checked ones."""
-    model, soc, *rest = _order(row.subject, row.container)
+    model, soc, *rest = _order(row)
     first = (row.label,) if row.runtime else ()
     return (model, soc, row.output != "checked", *first, *rest, row.label, row.notes)
 
 
-def _order(subject: Subject, container: ContainerInfo | None) -> tuple[str, str, str, str]:
-    return (subject.model, subject.soc, subject.target, container.sha256 if container else "")
+def _order(row: SummaryRow) -> tuple[str, str, str, str]:
+    subject = row.subject
+    return (subject.model, subject.soc, subject.target, row.container.sha256)

@@ -1,6 +1,8 @@
 """Summary of a page as tables for a terminal."""
 
+import re
 from collections.abc import Container, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.text import Text
@@ -8,20 +10,14 @@ from rich.text import Text
 from harness.console import NumberColumn, print_numbers, visible
 from harness.results.comparison import Comparison, ComparisonGroup
 from harness.results.identity import container_name, container_shape, describe_container
-from harness.results.metrics import (
-    LEADING_METRICS,
-    SPEED_METRICS,
-    TASK_METRICS,
-    Metric,
-    find_metric,
-)
-from harness.results.perplexity import PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT
+from harness.results.metrics import LEADING_METRICS, SPEED_METRICS, Metric, Use, find_metric
+from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
 from harness.results.verdicts import Verdict
-from harness.words import NO_VALUE, percent, pluralize
+from harness.words import NO_VALUE, pluralize
 from reports.content import Section
 from reports.headline import Headline
 from reports.page import Page
-from reports.summary import MOST_COLUMNS, FailureGroup, Matrix, ScoredRow, SummaryRow
+from reports.summary import MOST_COLUMNS, FailureGroup, ShownFigure, SummaryRow
 from reports.text import short_time
 
 _GRADE_RANK, _SHARE_RANK, _EMPTY_RANK = 3, 8, 9
@@ -44,7 +40,7 @@ def print_page(page: Page, console: Console) -> None:
         _print_line(console, Text(title, "bold yellow" if section.emulator else "bold"))
         _print_rows(section, console)
         for task in section.tasks:
-            _print_line(console, Text(_task(task)))
+            _print_line(console, Text(_task(task, section.task_columns)))
         for group in section.comparisons:
             for line in _comparison(group):
                 _print_line(console, line)
@@ -70,13 +66,13 @@ def _print_rows(section: Section, console: Console) -> None:
                 _print_line(console, line)
 
 
-def _task(row: ScoredRow) -> str:
+def _task(row: SummaryRow, metrics: Sequence[Metric]) -> str:
     """Return the scores of a container in a task."""
-    keys = (key for key in TASK_METRICS if key in row.values)
-    words = ", ".join(f"{find_metric(key).label.lower()} {row.show(key)}" for key in keys)
-    name = f"{container_name(row.container)} on {row.subject.where}"
-    parts = filter(None, (name, row.subject.by, words))
-    return _single_line(f"{row.task}: {', '.join(parts)}")
+    scores = ((one, row.show(one.key)) for one in metrics)
+    words = (f"{one.label.lower()} {shown} {one.shown_unit}" for one, shown in scores if shown)
+    name = f"{row.name} on {row.subject.where}"
+    parts = filter(None, (name, row.subject.by, *words))
+    return _single_line(f"{row.label}: {', '.join(parts)}")
 
 
 _STYLES = {"bad": "red", "doubt": "yellow", "good": "green", "none": "default"}
@@ -107,22 +103,21 @@ def _failure(group: FailureGroup) -> str:
 
 def _display_key(row: SummaryRow) -> tuple[str, ...]:
     """Return the name of a row; several containers may share it."""
-    shape = container_shape(row.container) if row.container else ""
-    return (row.name, row.subject.where, row.label, shape)
+    return (row.name, row.subject.where, row.label, container_shape(row.container))
 
 
 def _ambiguous(rows: Sequence[SummaryRow]) -> frozenset[tuple[str, ...]]:
     """Return names that several containers share."""
     hashes: dict[tuple[str, ...], set[str]] = {}
     for row in rows:
-        hashes.setdefault(_display_key(row), set()).add(row.sha256)
+        hashes.setdefault(_display_key(row), set()).add(row.container.sha256)
     return frozenset(name for name, sha256s in hashes.items() if len(sha256s) > 1)
 
 
 def _remarks(row: SummaryRow, shared: Container[str], *, apart: bool) -> list[Text]:
     parts = [row.name, row.subject.where, row.label, *row.notes]
     if apart:
-        parts.append(row.sha256[:12])
+        parts.append(row.container.sha256[:12])
     subject = ", ".join(_single_line(part) for part in parts if part)
     lines = [
         Text(f"! {subject}: ", "yellow").append(_single_line(remark), "default")
@@ -170,19 +165,18 @@ def _print_table(section: Section, console: Console) -> None:
     rows = section.rows
     ambiguous = _ambiguous(rows)
     columns = []
-    for key in SPEED_METRICS:
-        metric = find_metric(key)
-        if any(key in row.cells for row in rows):
-            heading = f"{metric.short or metric.label}\n{metric.shown_unit}"
-            columns.append(_column(heading, [_speed(row, key) for row in rows], metric.rank))
+    for key in (*SPEED_METRICS, PERPLEXITY, PERPLEXITY_FLOAT):
+        metric, shown = find_metric(key), [row.show(key) for row in rows]
+        if any(shown) or Use.SPEED not in metric.use:
+            heading = "\n".join(filter(None, (metric.short or metric.label, metric.shown_unit)))
+            columns.append(NumberColumn(heading, [_lines(one) for one in shown], metric.rank))
     shares = [row.bandwidth_share for row in rows]
     if any(shares):
         texts = [NO_VALUE if share is None else f"{share:.0%}" for share in shares]
-        columns.append(_column("of memory\nbandwidth", texts, _SHARE_RANK))
-    scores = [_perplexity(row) for row in rows]
-    for key, cells in zip((PERPLEXITY, PERPLEXITY_FLOAT), zip(*scores, strict=True), strict=True):
-        columns.append(_column(find_metric(key).short, list(cells), find_metric(key).rank))
-    columns.append(_column("n\ngrade", [_grade(row) for row in rows], _GRADE_RANK))
+        columns.append(NumberColumn("of memory\nbandwidth", texts, _SHARE_RANK))
+    columns.append(NumberColumn("n\ngrade", [_grade(row) for row in rows], _GRADE_RANK))
+    empty = {NO_VALUE}
+    columns = [replace(one, rank=_EMPTY_RANK) if {*one.cells} == empty else one for one in columns]
     names = [_name(row, apart=_display_key(row) in ambiguous) for row in rows]
     console.print()
     print_numbers("Model\ntarget, workload", names, columns, console=console)
@@ -193,82 +187,46 @@ def _print_matrices(section: Section, console: Console) -> None:
     """Print the leading metrics of a section of many rows: models down, devices across."""
     said = section.shared_remarks
     most = (console.width - _NAME_WIDTH) // _CELL_WIDTH if console.is_terminal else MOST_COLUMNS
-    for one in section.matrices:
-        if one.metric.key not in _IN_MATRICES:
-            continue
-        parts = filter(None, (one.metric.label, one.metric.shown_unit, one.test))
-        for block in one.blocks(max(most, 1)):
-            rows = [(name, shown) for name, cells in one.rows if any(shown := cells[block])]
+    for whole in section.matrices:
+        for one in whole.blocks(max(most, 1)) if whole.metric.key in _IN_MATRICES else ():
             columns = [
                 NumberColumn(
                     _single_line(f"{place} {test}").replace(" ", "\n"),
-                    [_matrix_cell(section, one, cells[number], said) for _, cells in rows],
+                    [
+                        _lines(cell.shown, section.doubt(cell.row, said)) if cell else ""
+                        for _, cells in one.lines
+                        for cell in [cells[number]]
+                    ],
                     rank=0,
                 )
-                for number, (place, test) in enumerate(one.columns[block])
+                for number, (place, test) in enumerate(one.columns)
             ]
-            names = [_single_line(" ".join(name)) for name, _ in rows]
+            names = [_single_line(" ".join(name)) for name, _ in one.lines]
             console.print()
-            print_numbers(", ".join(parts), names, columns, console=console)
+            print_numbers(one.heading, names, columns, console=console)
     console.print()
     words = f"{pluralize(len(section.rows), 'row')} with all metrics: in the report, and by --json"
     _print_line(console, Text(words, "dim"))
 
 
-def _matrix_cell(
-    section: Section, matrix: Matrix, row: SummaryRow | None, said: Container[str]
-) -> str:
-    if row is None:
-        return ""
-    cell = row.cells.get(matrix.metric.key)
-    spread = cell.show_spread(matrix.metric) if cell else ""
-    lines = (
-        matrix.metric.format(matrix.value(row)),
-        spread and f"± {spread}",
-        section.doubt(row, said),
-    )
-    return "\n".join(filter(None, lines))
-
-
-def _column(heading: str, cells: list[str], rank: int) -> NumberColumn:
-    return NumberColumn(heading, cells, _EMPTY_RANK if rank and set(cells) == {NO_VALUE} else rank)
+def _lines(shown: ShownFigure | None, *more: str) -> str:
+    if shown is None:
+        return NO_VALUE
+    spread = f"± {shown.spread}" if shown.spread else ""
+    note = re.split(r", | (?=[-+])", shown.note)
+    return "\n".join(filter(None, (shown.text, spread, *note, *more)))
 
 
 def _name(row: SummaryRow, *, apart: bool) -> str:
     """Return the name of a row, with the container's hash if others share the name."""
-    where = " ".join(filter(None, (row.subject.where, row.label)))
-    shape = container_shape(row.container) if row.container else ""
-    sha256 = row.container.sha256[:12] if row.container and apart else ""
-    parts = (_single_line(row.name), _single_line(where), ", ".join(filter(None, (shape, sha256))))
-    lines = [line for line in parts if line]
-    lines += map(_single_line, row.notes)
-    lines += filter(None, [row.doubt])
-    return "\n".join(lines)
+    where = f"{row.subject.where} {row.label}"
+    shape = container_shape(row.container), row.container.sha256[:12] if apart else ""
+    lines = (row.name, where, ", ".join(filter(None, shape)), *row.notes, row.doubt)
+    return "\n".join(filter(None, map(_single_line, lines)))
 
 
 def _grade(row: SummaryRow) -> str:
     return f"{row.units}\n{row.grade}" if row.n else NO_VALUE
-
-
-def _speed(row: SummaryRow, key: str) -> str:
-    cell = row.cells.get(key)
-    return NO_VALUE if cell is None else cell.show(find_metric(key)).replace(" ± ", "\n± ")
-
-
-def _perplexity(row: SummaryRow) -> tuple[str, str]:
-    scores = row.perplexity
-    if scores is None:
-        return NO_VALUE, NO_VALUE
-    device, reference = (
-        find_metric(key).format(scores.values[key]) if key in scores.values else NO_VALUE
-        for key in (PERPLEXITY, PERPLEXITY_FLOAT)
-    )
-    difference = scores.difference(PERPLEXITY_FLOAT)
-    error = scores.values.get(PERPLEXITY_ERROR)
-    lines = [device, "" if error is None else f"± {find_metric(PERPLEXITY_ERROR).format(error)}"]
-    lines.append("" if difference is None else percent(difference))
-    lines += scores.scored.split(", ") if scores.subject.scored else []
-    return "\n".join(line for line in lines if line), reference
 
 
 def _single_line(value: str) -> str:

@@ -147,6 +147,12 @@ class Metric:
         return self.key.removesuffix("_" + self.unit.lower().replace("/", "_per_"))
 
     @property
+    def heading(self) -> tuple[str, str]:
+        """The two lines above a column: the label and its unit, or what the label says after it."""
+        first, _, rest = self.label.replace(",", "").partition(" ")
+        return (self.label, self.shown_unit) if self.shown_unit else (first, rest)
+
+    @property
     def legal_range(self) -> str:
         """The legal values in words."""
         kind = "a whole number" if self.integral else "a number"

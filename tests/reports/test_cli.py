@@ -84,7 +84,7 @@ def test_json_is_for_programs(reporting: Reporting, samples: Samples) -> None:
     found = {(row["target"], row["emulator"]): row for row in document["rows"]}
     decode = found["SM8750:emulator", True]["metrics"]["decode_tokens_per_s"]
     assert (decode["repetitions"], decode["sessions"]) == (3, 1)
-    assert found["SM8750", False]["perplexity"]["perplexity_float"] == 12.91
+    assert found["SM8750", False]["metrics"]["perplexity_float"]["mean"] == 12.91
     assert {gap["status"] for gap in document["gaps"]} == {"failed", "interrupted"}
     assert document["perplexities"][0]["definition"]["positions"] == "first_cl_minus_ar"
 

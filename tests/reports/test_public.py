@@ -123,7 +123,7 @@ def test_an_import_has_the_same_figures(tmp_path: Path) -> None:
         made = document.to_document(page.compose(page.load(str(location))), "")
         rows = made["rows"]
         assert isinstance(rows, list)
-        kept = ("model", "soc", "workload", "metrics", "perplexity", "sessions", "stability")
+        kept = ("model", "soc", "workload", "metrics", "sessions", "stability")
         found: list[object] = json.loads(json.dumps([{k: row[k] for k in kept} for row in rows]))
         return found
 

@@ -11,7 +11,7 @@ import pytest
 from harness.results.identity import Subject, describe_changes
 from harness.results.llama_bench import backend
 from harness.results.metrics import Measurement, find_metric
-from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
+from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
 from harness.results.records import Run
 from reports import summary
 from reports.document import to_document
@@ -187,11 +187,11 @@ def test_rows_are_a_matrix_of_each_metric() -> None:
     decode, latency = found["decode_tokens_per_s"], found["ttft_s"]
     assert decode.test == "pp64+tg16"
     assert decode.columns == tuple(itertools.product(("SM8650", "SM8750"), ("d0", "d512")))
-    assert [name for (name, _), _ in decode.rows] == ["Llama W8A16", "Qwen W8A16"]
-    (_, llama), (_, qwen) = decode.rows
-    assert [row and decode.part(row, llama) for row in llama] == [0.5, 0.25, 1.0, 0.75]
-    assert [row and decode.part(row, qwen) for row in qwen] == [None, None, 1.0, None]
-    assert [row and latency.part(row, llama) for row in llama] == [0.5, 0.25, 1.0, 0.75]
+    assert [name for (name, _), _ in decode.lines] == ["Llama W8A16", "Qwen W8A16"]
+    (_, llama), (_, qwen) = decode.lines
+    assert [cell and cell.part for cell in llama] == [0.5, 0.25, 1.0, 0.75]
+    assert [cell and cell.part for cell in qwen] == [None, None, 1.0, None]
+    assert [cell and cell.part for cell in latency.lines[0][1]] == [0.5, 0.25, 1.0, 0.75]
     assert find_matrices(rows(made[:4])) == (), "one model needs none"
 
 
@@ -226,10 +226,10 @@ def test_many_tests_are_rows_of_a_matrix() -> None:
     ]
     decode = next(iter(find_matrices(rows(made))))
     assert decode.columns == (("SM8650", ""), ("SM8750", ""))
-    assert len(decode.rows) == 7
+    assert len(decode.lines) == 7
     depths = ("", *(f" @ d{64 * depth}" for depth in range(1, 7)))
-    assert [name for name, _ in decode.rows] == [("Llama W8A16", f"pp64+tg16{d}") for d in depths]
-    assert all(None not in cells for _, cells in decode.rows)
+    assert [name for name, _ in decode.lines] == [("Llama W8A16", f"pp64+tg16{d}") for d in depths]
+    assert all(None not in cells for _, cells in decode.lines)
 
 
 def test_warmups_are_in_no_mean(samples: Samples) -> None:
@@ -258,13 +258,11 @@ def test_speeds_of_texts_stand_in_only_where_there_is_no_benchmark(samples: Samp
 
 def test_perplexity_joins_its_container(samples: Samples) -> None:
     (row, *_) = [r for r in rows(samples["emulator"]) if r.subject.soc == "SM8750"]
-    assert row.perplexity is not None
-    assert row.perplexity.values == {
-        PERPLEXITY: 25.565,
-        PERPLEXITY_FLOAT: 25.48,
-        PERPLEXITY_QUANTIZED: 25.606,
-    }
-    assert row.perplexity.difference(PERPLEXITY_FLOAT) == pytest.approx(25.565 / 25.48 - 1)
+    device, in_float = row.show(PERPLEXITY), row.show(PERPLEXITY_FLOAT)
+    assert device
+    assert in_float
+    assert (str(device), device.note) == ("25.565", "8 windows, 1,280 tokens")
+    assert (str(in_float), in_float.note) == ("25.480", "device +0.33%")
     assert row.remarks == ()
 
 
@@ -279,9 +277,9 @@ def test_a_quick_perplexity_does_not_replace_a_thorough_one(samples: Samples) ->
     quick = changed(quick, created_at=at)
     for runs in ([bench, thorough, quick], [thorough, quick]):
         (row,) = rows(runs)
-        assert row.perplexity is not None
-        assert row.perplexity.scored == "8 windows, 1,280 tokens"
-        assert PERPLEXITY_FLOAT in row.perplexity.values
+        assert row.scored is not None
+        assert row.scored.scored == definition
+        assert PERPLEXITY_FLOAT in row.cells
         told = "Perplexity is that over 8 windows, 1,280 tokens; a later one over 2 windows, 320 "
         assert f"{told}tokens is 25.565" in row.remarks
     assert row.name == "tiny_llama W8A16"
@@ -289,8 +287,8 @@ def test_a_quick_perplexity_does_not_replace_a_thorough_one(samples: Samples) ->
 
 def test_a_perplexity_alone_has_a_row_too(samples: Samples) -> None:
     (row,) = rows([samples["emulator"][1]])
-    assert (row.label, row.cells, row.n) == ("", {}, 0)
-    assert row.perplexity is not None
+    assert (row.label, row.n) == ("", 0)
+    assert PERPLEXITY in row.cells
 
 
 def test_perplexities_over_other_positions_stay_apart(samples: Samples) -> None:
@@ -339,7 +337,7 @@ def test_thousands_of_containers_are_not_compared_with_each_other(
     monkeypatch.setattr(summary, "describe_changes", counted)
     found = rows(nights)
     assert len(found) == 200
-    assert all(row.perplexity is not None for row in found)
+    assert all(PERPLEXITY in row.cells for row in found)
     assert looks <= 3 * len(nights)
 
 
@@ -380,10 +378,9 @@ def test_a_task_has_a_row_of_its_own_and_none_among_speeds(samples: Samples) -> 
     (section,) = page.sections
     assert section.rows == ()
     (row,) = section.tasks
-    assert (row.task, row.show("accuracy"), row.show("prompts_strict")) == (
-        "kjv_cloze", "75.0 ± 5.0 %", "",
-    )  # fmt: skip
-    assert [metric.key for metric in section.task_metrics] == ["accuracy", "choice_agreement"]
+    assert (row.label, str(row.show("accuracy"))) == ("kjv_cloze", "75.0 ± 5.0")
+    assert row.show("prompts_strict") is None
+    assert [metric.key for metric in section.task_columns] == ["accuracy", "choice_agreement"]
     assert to_document(page, "report.html")["tasks"]
     (newest,) = task_rows([run, later])
     assert [each.id for each in newest.runs] == [later.id]
