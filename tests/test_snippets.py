@@ -315,6 +315,7 @@ def nights_to_report(reader: Reader) -> None:
     runs = stored_nights(reader.folder / "results.db", NIGHT)
     stored_nights(reader.folder / "results.db", NIGHT, prompt=128)
     reader.words["RUN RUN"] = " ".join(runs[:2])
+    reader.words["2026-05-30"] = f"{NIGHT:%Y-%m-%d}"
 
 
 @scene("lab.md", slow=True)
@@ -333,7 +334,16 @@ def a_lab_with_a_worker(reader: Reader) -> None:
     reader.write("PLAN.yaml", PLAN | {"db": server.url("lab")})
     member = {"type": "android", "identifier": device.serial}
     reader.write("pool.yaml", {"devices": [member]})
-    command = [sys.executable, "-m", "harness.cli", "worker", "--pool", "pool.yaml"]
+    command = [
+        sys.executable,
+        "-m",
+        "harness.cli",
+        "worker",
+        "--pool",
+        "pool.yaml",
+        "--builds",
+        ".",
+    ]
     worker = lab.enter_context(subprocess.Popen(command, cwd=reader.folder))
     lab.callback(worker.terminate)
 
