@@ -50,6 +50,8 @@ def _listener(answers: dict[str, bytes]) -> Iterator[tuple[ServerAddress, list[s
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             length = self.request.recv(4)
+            if not length:  # who only looks whether something listens here
+                return
             asked.append(self.request.recv(int(length, 16)).decode())
             answer = answers.get(asked[-1])
             if answer is None:
