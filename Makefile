@@ -93,7 +93,7 @@ exports:
 
 # A build at each step, and writers of results on each engine, `qnnfarm run` and `qnnfarm nightly`, each killed at a hundred random moments; `qnnfarm pipeline run` at fifty.
 kills:
-	$(PYTHON) -m pytest -n 0 -s -m slow tests/buildlib/cache/test_killed.py tests/harness/results/test_killed_writers.py tests/harness/plans/test_killed_runs.py tests/harness/pipeline/test_resume.py
+	$(PYTHON) -m pytest -n 0 -s -m slow tests/buildlib/cache/test_killed.py tests/harness/results/test_killed_writers.py tests/harness/plans/test_killed_runs.py tests/plugins/pipeline/test_resume.py
 
 # Workers, submitters, hosts and the database of a lab, killed a hundred times over a plan of 300 cells; `QNNFARM_LAB_SEED=7 make lab-kills` for others; half an hour.
 lab-kills:

@@ -39,13 +39,13 @@ from harness.deploy.deploy import deploy
 from harness.devices.adb.server import ensure_server, own_address
 from harness.devices.device import Device
 from harness.errors import UnknownVirtualDeviceError
-from harness.pipeline.recipe import LLMPipelineConfig
 from harness.plans.plan_file import load_plan
 from harness.pool.config import load_config
 from harness.results.metrics import Measurement
 from harness.results.records import DeviceInfo, WorkloadRecord
 from harness.results.store import ResultsStore
 from harness.runtimes.description import read_description
+from plugins.pipeline.recipe import LLMPipelineConfig
 from plugins.virtual_android import manager
 from suites.models import tiny_llama
 from tests.command_line import qnnfarm

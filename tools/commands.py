@@ -6,6 +6,7 @@ python -m tools.commands
 import inspect
 import re
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,6 @@ from buildlib.builder.build_options import no_effects
 from buildlib.container.genie_config import GenieConfig
 from buildlib.validation import NoEffect, without_effect
 from harness.cli.app import load_command, panels
-from harness.pipeline.registry import BUILT_IN, StageRegistry
-from harness.pipeline.settings import PipelineSettings
 from harness.plans.plan_file import Plan
 from harness.results.metrics import METRICS, Use
 
@@ -69,11 +68,7 @@ def builder() -> str:
     """Return `docs/builder.md` with the keys that are read, and change nothing."""
     kinds: dict[str, Iterable[tuple[str, NoEffect]]] = {
         "build": no_effects().items(),
-        "recipe": without_effect(PipelineSettings),
-        **{
-            f"`stages.{name}`": without_effect(StageRegistry().stages()[name].Config)
-            for name in BUILT_IN
-        },
+        **_of_recipes(),
         "plan": without_effect(Plan),
         "Genie": without_effect(GenieConfig),
     }
@@ -84,6 +79,18 @@ def builder() -> str:
     )
     text = BUILDER.read_text(encoding="utf-8")
     return _SILENT_TABLE.sub("".join(rows).replace("\\", "\\\\"), text, count=1)
+
+
+def _of_recipes() -> dict[str, Iterable[tuple[str, NoEffect]]]:
+    """Return those of recipes, whose plugin the checkout may be without."""
+    if find_spec("plugins.pipeline") is None:
+        return {}
+    from plugins.pipeline.registry import BUILT_IN, StageRegistry
+    from plugins.pipeline.settings import PipelineSettings
+
+    stages = StageRegistry().stages()
+    own = {f"`stages.{name}`": without_effect(stages[name].Config) for name in BUILT_IN}
+    return {"recipe": without_effect(PipelineSettings), **own}
 
 
 if __name__ == "__main__":

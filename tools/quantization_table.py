@@ -43,9 +43,9 @@ from buildlib.numerics.transformers import TransformersModel
 from buildlib.quantize.options import RECIPES
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.summary import summarize_quantization
-from harness.pipeline.host_model import open_host_model
-from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.stage import ModelFolder
+from plugins.pipeline.host_model import open_host_model
+from plugins.pipeline.llm import LLMPipeline
+from plugins.pipeline.stage import ModelFolder
 from suites.models import tiny_llama
 
 BEGIN, END = "<!-- written by tools/quantization_table.py -->", "<!-- end of the table -->"

@@ -28,12 +28,12 @@ from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraSet
 from buildlib.passes.arcl import convert_arcl
 from buildlib.qairt_layout import export_cache
-from buildlib.qairt_modules import qairt_modules
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.replay import entry_beside, replay
 from buildlib.speculative.config import LadeBuilderConfig
 from buildlib.toolchains.compile_config import CompileConfig
-from harness.pipeline.registry import StageRegistry
+from plugins.pipeline.qairt_modules import qairt_modules
+from plugins.pipeline.registry import StageRegistry
 from tests.builders import builder_for
 
 LORA = """

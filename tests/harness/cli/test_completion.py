@@ -15,7 +15,7 @@ from tests.harness.cli.conftest import Run
     ("line", "offered"),
     [
         ("ben", ["bench"]),
-        ("help pip", ["pipeline"]),
+        ("help perp", ["perplexity"]),
         ("pool undr", ["undrain"]),
         ("gate --baselin", ["--baseline"]),
         ("gate --metric prefill_tok", ["prefill_tokens_per_s"]),

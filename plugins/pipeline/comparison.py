@@ -19,9 +19,6 @@ from buildlib.numerics.evaluation import FloatLogits, evaluate_model, record_flo
 from buildlib.numerics.host_loop import open_onnx, window_losses
 from harness.console import EMULATOR, Row, print_remark, print_rows
 from harness.errors import ConfigFileError, PipelineError
-from harness.pipeline.host_model import HostModel, open_host_model
-from harness.pipeline.settings import EvaluatorConfig, MetricConfig
-from harness.pipeline.stage import ModelFolder
 from harness.results.metrics import METRICS
 from harness.results.perplexity import (
     PERPLEXITY,
@@ -45,6 +42,9 @@ from harness.workloads.steps import (
     cut_steps,
     model_steps,
 )
+from plugins.pipeline.host_model import HostModel, open_host_model
+from plugins.pipeline.settings import EvaluatorConfig, MetricConfig
+from plugins.pipeline.stage import ModelFolder
 
 PREFILL, DECODE = "prefill_tokens_per_s", "decode_tokens_per_s"
 _COLUMNS = {

@@ -14,8 +14,8 @@ import pytest
 from buildlib import entry_points
 from buildlib.errors import BuildError
 from harness.errors import ConfigFileError, WrongUseError
-from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.observers import (
+from plugins.pipeline.llm import LLMPipeline
+from plugins.pipeline.observers import (
     StageEvent,
     StageFailed,
     StageFinished,
@@ -23,8 +23,8 @@ from harness.pipeline.observers import (
     StageStarted,
     StageStep,
 )
-from harness.pipeline.registry import DOOR, StageRegistry, register_stage
-from harness.pipeline.stage import (
+from plugins.pipeline.registry import DOOR, StageRegistry, register_stage
+from plugins.pipeline.stage import (
     ModelFolder,
     Stage,
     StageConfig,

@@ -26,11 +26,11 @@ from buildlib.quantize.sensitivity.ranking import (
 from buildlib.quantize.sensitivity.sweep import SensitivityModel, changed_weights
 from harness.console import Row, answers, print_remark, print_rows
 from harness.errors import PipelineError
-from harness.pipeline.comparison import ComparedText, float_folder
-from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.stage import ModelFolder
 from harness.results.metrics import METRICS
 from harness.words import pluralize
+from plugins.pipeline.comparison import ComparedText, float_folder
+from plugins.pipeline.llm import LLMPipeline
+from plugins.pipeline.stage import ModelFolder
 
 BUILDER = "genai_builder"
 _HEADINGS = ("tensor", "KL alone", "SQNR", "layer's SQNR", "bits", "more by", "KL without")

@@ -1,12 +1,11 @@
-"""The vendor's module names for the builder here, so that documented code runs as it stands.
+"""The vendor's module names for what is here, so that documented code runs as it stands.
 
-    from buildlib.qairt_modules import qairt_modules
+    from plugins.pipeline.qairt_modules import qairt_modules
 
     with qairt_modules():
         from qairt.gen_ai_api.configs.lade_config import LadeBuilderConfig
 
-Names: the Gen AI Builder's pages, docs.qualcomm.com 80-87189-2. Packages add modules of theirs
-through the entry-point group `qnnfarm.qairt_names`, which has mappings as the one here. A name that
+Names: the pages of the Gen AI Builder and the pipeline, docs.qualcomm.com 80-87189-2. A name that
 is not here is an ImportError that says what to use.
 """
 
@@ -16,14 +15,12 @@ from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 from typing import NoReturn
 
-from buildlib.entry_points import entry_names, load_entry
-
 ROOT = "qairt"
-DOOR = "qairt_names"
 
 _GENAI = "buildlib.genai"
 _CONTAINER = "buildlib.container.container"
 _SPECULATION = "buildlib.speculative.config"
+_BASES = "qairt.experimental.pipeline.torch.common.bases"
 _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "qairt": {
@@ -50,6 +47,23 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "qairt.gen_ai_api.configs.ssd_config": {"SsdBuilderConfig": _SPECULATION},
         "qairt.gen_ai_api.configs.eaglet_config": {"EagletBuilderConfig": _SPECULATION},
         "qairt.modules.lora.lora_config": {"LoraBuilderInputConfig": "buildlib.lora.config"},
+        "qairt.api.configs.device": {"Device": "harness.devices.spec:DeviceSpec"},
+        "qairt.experimental.pipeline.torch.llm.pipeline": {
+            "LLMPipeline": "plugins.pipeline.llm",
+            "LLMPipelineConfig": "plugins.pipeline.recipe",
+        },
+        "qairt.experimental.pipeline.torch.common.recipe": {"Recipe": "plugins.pipeline.recipe"},
+        f"{_BASES}.stage": dict.fromkeys(
+            ("Stage", "StageConfig", "StageInput", "StageOutput"), "plugins.pipeline.stage"
+        ),
+        f"{_BASES}.stage_registry": {
+            "StageRegistry": "plugins.pipeline.registry",
+            "register_stage": "plugins.pipeline.registry",
+        },
+        f"{_BASES}.stage_observer": {
+            "StageObserver": "plugins.pipeline.observers",
+            "StageProfilerObserver": "plugins.pipeline.observers:StageProfiler",
+        },
     }
 )
 """Documented modules: the names in each, and the module here that has them.
@@ -125,7 +139,7 @@ def _is_ours(name: str) -> bool:
 
 def _modules() -> dict[str, ModuleType]:
     modules: dict[str, ModuleType] = {}
-    for name, contents in _all_names().items():
+    for name, contents in _NAMES.items():
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
             package = ".".join(parts[:end])
@@ -139,10 +153,3 @@ def _modules() -> dict[str, ModuleType]:
             value = getattr(importlib.import_module(module), own or attribute)
             setattr(modules[name], attribute, value)
     return modules
-
-
-def _all_names() -> dict[str, Mapping[str, str]]:
-    names = dict(_NAMES)
-    for name in entry_names(DOOR):
-        names |= load_entry(DOOR, name)
-    return names

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 
 from buildlib.entry_points import entry_names, load_entry
 from harness.errors import WrongUseError
-from harness.pipeline.stage import AnyStage, Stage
+from plugins.pipeline.stage import AnyStage, Stage
 
 DOOR = "pipeline_stages"
 BUILT_IN = ("model_loader", "quantization_opt", "quantization", "genai_builder")
@@ -54,7 +54,7 @@ class StageRegistry:
 def _checked(name: str, stage: object) -> type[AnyStage]:
     if not (isinstance(stage, type) and issubclass(stage, Stage)):
         raise WrongUseError(
-            f"stage {name!r}: {stage!r} is no class of harness.pipeline.stage.Stage"
+            f"stage {name!r}: {stage!r} is no class of plugins.pipeline.stage.Stage"
         )
     if stage.name not in {"", name}:
         raise WrongUseError(f"stage {name!r}: its class is registered as {stage.name!r}")

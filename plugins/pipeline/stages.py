@@ -45,8 +45,8 @@ from buildlib.quantize.options import QuantizationOptions, TechniqueName, check_
 from buildlib.targets import parse_target
 from buildlib.validation import NoEffect, first_fault
 from harness.errors import ConfigFileError
-from harness.pipeline.settings import NonEmpty, PipelineSettings, PositiveInt
-from harness.pipeline.stage import (
+from plugins.pipeline.settings import NonEmpty, PipelineSettings, PositiveInt
+from plugins.pipeline.stage import (
     ModelFolder,
     Stage,
     StageConfig,

@@ -20,8 +20,8 @@ from buildlib.targets import parse_target
 from buildlib.toolchains.base import OpPackageLibrary
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.errors import PipelineError
-from harness.pipeline.stage import ModelFolder
 from harness.runtimes.context_limit import ContextLimit
+from plugins.pipeline.stage import ModelFolder
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from harness.errors import PipelineError
-from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.sensitivity import rank_pipeline
-from tests.harness.pipeline.conftest import MakeRecipe
+from plugins.pipeline.llm import LLMPipeline
+from plugins.pipeline.sensitivity import rank_pipeline
+from tests.plugins.pipeline.conftest import MakeRecipe
 
 
 @pytest.mark.variant

@@ -15,14 +15,14 @@ from buildlib.builder.stage import CachedStage
 from buildlib.cache.layout import CacheEntry
 from buildlib.error_base import QnnfarmError
 from buildlib.validation import without_effect
-from harness.pipeline import llm
-from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.manifest import PipelineManifest
-from harness.pipeline.registry import BUILT_IN, StageRegistry
-from harness.pipeline.settings import PipelineSettings
+from plugins.pipeline import llm
+from plugins.pipeline.llm import LLMPipeline
+from plugins.pipeline.manifest import PipelineManifest
+from plugins.pipeline.registry import BUILT_IN, StageRegistry
+from plugins.pipeline.settings import PipelineSettings
 from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
-from tests.harness.pipeline.conftest import MakeRecipe
+from tests.plugins.pipeline.conftest import MakeRecipe
 
 Keys = Mapping[str, object]
 

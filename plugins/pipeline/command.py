@@ -19,13 +19,13 @@ from harness.cli.dialog_options import System, UseChat
 from harness.cli.progress import ModelBar, StageBar, describe_stage, stage_time
 from harness.console import Row, answers, print_json, print_remark, print_rows, progress
 from harness.errors import WrongUseError
-from harness.pipeline.defaults import recipe_text
+from plugins.pipeline.defaults import recipe_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from harness.pipeline.llm import LLMPipeline
-    from harness.pipeline.observers import StageEvent
+    from plugins.pipeline.llm import LLMPipeline
+    from plugins.pipeline.observers import StageEvent
 
 app = typer.Typer(
     help="One recipe from a checkpoint to measured text: load, quantize, build, evaluate.",
@@ -173,7 +173,7 @@ def sensitivity(
     Example: qnnfarm pipeline sensitivity recipe.yaml --by layer
     """
     from buildlib.quantize.sensitivity.ranking import UNIT_KINDS
-    from harness.pipeline.sensitivity import last_before_builder, rank_pipeline
+    from plugins.pipeline.sensitivity import last_before_builder, rank_pipeline
 
     content = None if text is None else read_text(text)
     pipe = _open(model, recipe)
@@ -201,7 +201,7 @@ def stages(json: Json = False) -> None:
 
     Example: qnnfarm pipeline stages
     """
-    from harness.pipeline.registry import StageRegistry
+    from plugins.pipeline.registry import StageRegistry
 
     rows, documents = [], []
     for name, stage in StageRegistry().stages().items():
@@ -240,7 +240,7 @@ def init(
 
 def _open(model: str | None, recipe: Path) -> "LLMPipeline":
     """Make the pipeline of a recipe, with a progress bar while its GGUF is read."""
-    from harness.pipeline.llm import LLMPipeline
+    from plugins.pipeline.llm import LLMPipeline
 
     with ModelBar():
         return LLMPipeline.from_pretrained(model, recipe=recipe)
@@ -283,7 +283,7 @@ class _PipelineBar(StageBar):
 
     def __call__(self, event: "StageEvent") -> None:
         """Show an event."""
-        from harness.pipeline.observers import StageFinished, StageStarted, StageStep
+        from plugins.pipeline.observers import StageFinished, StageStarted, StageStep
 
         tells = self._level in {"debug", "info"}
         if isinstance(event, StageStarted):

@@ -20,7 +20,7 @@ from buildlib.cache.layout import SIDECAR
 from buildlib.error_base import nearest_names
 from buildlib.paths import user_path
 from harness.errors import WrongUseError
-from harness.pipeline.settings import PipelineSettings
+from plugins.pipeline.settings import PipelineSettings
 
 
 class StageConfig(BaseModel):

@@ -8,7 +8,6 @@ from pathlib import Path
 from buildlib.container.container import GenAIContainer
 from harness.console import EMULATOR, print_remark, print_text
 from harness.devices.spec import DeviceSpec
-from harness.pipeline.host_model import HostModel
 from harness.pool.pool import Pool, host_devices
 from harness.pool.requirement import Requirement
 from harness.results.metrics import METRICS
@@ -17,6 +16,7 @@ from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.chat import Chat
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session, SessionOptions
+from plugins.pipeline.host_model import HostModel
 
 _WAIT_S = 60.0
 

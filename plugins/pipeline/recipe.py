@@ -13,16 +13,16 @@ from buildlib.files import atomic_write_bytes
 from buildlib.paths import absolute_user_path
 from buildlib.validation import Location, first_fault
 from harness.errors import ConfigFileError
-from harness.pipeline.registry import StageRegistry
-from harness.pipeline.settings import NO_DRAFT_STAGES, Features, PipelineSettings
-from harness.pipeline.stage import (
+from harness.yaml_files import YamlFile, read_yaml
+from plugins.pipeline.registry import StageRegistry
+from plugins.pipeline.settings import NO_DRAFT_STAGES, Features, PipelineSettings
+from plugins.pipeline.stage import (
     AnyStage,
     StageConfig,
     find_unbound_inputs,
     makes_containers,
     nearest,
 )
-from harness.yaml_files import YamlFile, read_yaml
 
 _SUFFIXES = (".yaml", ".yml")
 _Model = TypeVar("_Model", bound=BaseModel)

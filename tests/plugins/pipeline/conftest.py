@@ -11,7 +11,7 @@ from filelock import FileLock
 from safetensors.numpy import load_file, save_file
 
 from buildlib.container.chat_template import TOKENIZER_CONFIG
-from harness.pipeline.llm import LLMPipeline
+from plugins.pipeline.llm import LLMPipeline
 from suites.models import tiny_llama
 from tests.conftest import made_once
 from tests.system import needs

@@ -10,7 +10,7 @@ from buildlib.cache.layout import model_folders
 from buildlib.files import atomic_write_bytes
 from buildlib.validation import first_fault
 from harness.errors import PipelineError
-from harness.pipeline.stage import AnyStage, StageOutput
+from plugins.pipeline.stage import AnyStage, StageOutput
 
 FILE = "pipeline_manifest.json"
 VERSION = 1

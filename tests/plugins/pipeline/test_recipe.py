@@ -12,12 +12,12 @@ import suites
 from buildlib.builder.model_place import find_model
 from buildlib.errors import BuildError, ModelFileError
 from harness.errors import ConfigFileError, WrongUseError
-from harness.pipeline.defaults import recipe_text
-from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.recipe import LLMPipelineConfig, Recipe
-from harness.pipeline.registry import BUILT_IN, StageRegistry
-from harness.pipeline.settings import PipelineSettings
-from harness.pipeline.stages import ModelLoader
+from plugins.pipeline.defaults import recipe_text
+from plugins.pipeline.llm import LLMPipeline
+from plugins.pipeline.recipe import LLMPipelineConfig, Recipe
+from plugins.pipeline.registry import BUILT_IN, StageRegistry
+from plugins.pipeline.settings import PipelineSettings
+from plugins.pipeline.stages import ModelLoader
 from suites.models import tiny_llama
 from tests.command_line import qnnfarm
 
@@ -265,7 +265,7 @@ def test_names_of_stages_are_checked() -> None:
     stages: tuple[tuple[str, Any, str], ...] = (
         ("My stage", ModelLoader, "lower-case"),
         ("quantization", ModelLoader, "there is one of that name"),
-        ("mine", int, "is no class of harness"),
+        ("mine", int, "is no class of plugins"),
     )
     for name, stage, told in stages:
         with pytest.raises(WrongUseError, match=told):

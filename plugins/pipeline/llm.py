@@ -27,13 +27,17 @@ from buildlib.container.container import GenAIContainer
 from buildlib.paths import absolute_user_path
 from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, PipelineError
-from harness.pipeline.answer import (
+from harness.results.records import new_run_id
+from harness.results.store import LazyResultsStore
+from harness.workloads.base import UNRECORDED, Recording
+from harness.workloads.generate import Generate
+from plugins.pipeline.answer import (
     GenerationAnswer,
     generate_on_device,
     generate_on_host,
     leased_session,
 )
-from harness.pipeline.comparison import (
+from plugins.pipeline.comparison import (
     ComparedText,
     PipelineComparison,
     compare_on_device,
@@ -46,9 +50,9 @@ from harness.pipeline.comparison import (
     with_errors,
     with_windows_of,
 )
-from harness.pipeline.host_model import open_host_model
-from harness.pipeline.manifest import FILE, PipelineManifest, StageEntry, find_manifest
-from harness.pipeline.observers import (
+from plugins.pipeline.host_model import open_host_model
+from plugins.pipeline.manifest import FILE, PipelineManifest, StageEntry, find_manifest
+from plugins.pipeline.observers import (
     OnStageEvent,
     StageEvent,
     StageFailed,
@@ -57,9 +61,9 @@ from harness.pipeline.observers import (
     StageStarted,
     StageStep,
 )
-from harness.pipeline.recipe import LLMPipelineConfig, Recipe, check_config
-from harness.pipeline.settings import DEFAULT_WINDOWS, EvaluatorConfig, MetricConfig
-from harness.pipeline.stage import (
+from plugins.pipeline.recipe import LLMPipelineConfig, Recipe, check_config
+from plugins.pipeline.settings import DEFAULT_WINDOWS, EvaluatorConfig, MetricConfig
+from plugins.pipeline.stage import (
     ModelFolder,
     StageConfigs,
     StageContext,
@@ -67,10 +71,6 @@ from harness.pipeline.stage import (
     bind_inputs,
     nearest,
 )
-from harness.results.records import new_run_id
-from harness.results.store import LazyResultsStore
-from harness.workloads.base import UNRECORDED, Recording
-from harness.workloads.generate import Generate
 
 MAX_TOKENS = 32
 

@@ -14,8 +14,8 @@ from typing import IO, Any
 import pytest
 import yaml
 
-from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.stage import ModelFolder
+from plugins.pipeline.llm import LLMPipeline
+from plugins.pipeline.stage import ModelFolder
 from tests.command_line import qnnfarm, start
 
 MOMENTS = 50

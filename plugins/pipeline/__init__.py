@@ -1,6 +1,6 @@
 """The pipeline: one recipe from a checkpoint to measured text on a device (docs/pipeline.md).
 
-    from harness.pipeline.llm import LLMPipeline
+    from plugins.pipeline.llm import LLMPipeline
 
     pipe = LLMPipeline.from_pretrained("model_dir", recipe="recipe.yaml")
     pipe.construct()

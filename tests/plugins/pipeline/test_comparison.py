@@ -7,10 +7,10 @@ import pytest
 from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, PipelineError
-from harness.pipeline.llm import LLMPipeline
 from harness.results.perplexity import last_values
 from harness.results.store import ResultsStore, RunFilter
-from tests.harness.pipeline.conftest import MakeRecipe
+from plugins.pipeline.llm import LLMPipeline
+from tests.plugins.pipeline.conftest import MakeRecipe
 
 
 @pytest.mark.variant

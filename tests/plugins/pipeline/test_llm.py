@@ -9,15 +9,15 @@ import pytest
 import yaml
 
 from buildlib.container.container import GenAIContainer
-from buildlib.qairt_modules import qairt_modules
 from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, PipelineError, WrongUseError
-from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.observers import StageEvent, StageFinished
-from harness.pipeline.recipe import Recipe
+from plugins.pipeline.llm import LLMPipeline
+from plugins.pipeline.observers import StageEvent, StageFinished
+from plugins.pipeline.qairt_modules import qairt_modules
+from plugins.pipeline.recipe import Recipe
 from tests.command_line import qnnfarm
-from tests.harness.pipeline.conftest import MakeRecipe
+from tests.plugins.pipeline.conftest import MakeRecipe
 
 
 def run_again(pipe: LLMPipeline, until: str | None = None) -> dict[str, bool]:

@@ -8,10 +8,10 @@ import pytest
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import InputFileError, InvalidOptionError, LossTooLargeError, ModelWarning
 from harness.errors import ConfigFileError
-from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.stage import ModelFolder
+from plugins.pipeline.llm import LLMPipeline
+from plugins.pipeline.stage import ModelFolder
 from suites.models.tiny_llama import lora
-from tests.harness.pipeline.conftest import MakeRecipe
+from tests.plugins.pipeline.conftest import MakeRecipe
 
 
 @pytest.mark.parametrize(
