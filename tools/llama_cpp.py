@@ -114,7 +114,10 @@ def _needed(binary: Path, folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def describe(model: str) -> dict[str, object]:
-    """Return the content of a description that runs a GGUF by this build (docs/runtimes.md)."""
+    """Return the description of a GGUF that runs by this build.
+
+    plugins/other_runtimes/other-runtimes.md has its keys.
+    """
     libraries = sorted((FOLDER / "glibc").glob("*"))
     return {
         "runtime": "llama.cpp",
