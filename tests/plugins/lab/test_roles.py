@@ -1,4 +1,4 @@
-"""Roles and TLS of a lab's database: the commands of docs/lab.md, on a real PostgreSQL."""
+"""Roles and TLS of a lab's database: the commands of plugins/lab/lab.md, on a real PostgreSQL."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from tests.postgresql_server import PostgresqlServer
 from tests.system import program
 from tests.waiting import wait_for
 
-_DOCUMENT = Path(__file__).parents[3] / "docs" / "lab.md"
+_DOCUMENT = Path(__file__).parents[3] / "plugins" / "lab" / "lab.md"
 CELL = make_cell("any/any/w", Command(command=("true",)), Requirement())
 SETTINGS = PlanSettings(
     plan="p", runner_timeout_s=1, conditions=None, telemetry=False, log_level=None, trace=False,
