@@ -20,7 +20,17 @@ from harness.results.metrics import (
 from harness.results.records import Run, RunMeans
 from harness.results.verdicts import allowed_loss
 from harness.words import percent
-from reports.figures import Column, Figure, Spec, Value, moment, quantity, tooltips
+from reports.figures import (
+    Column,
+    Figure,
+    Spec,
+    Value,
+    lanes,
+    moment,
+    quantity,
+    shade,
+    tooltips,
+)
 from reports.history import HistoryPoint, SeriesGroup, commit_range
 from reports.text import day
 
@@ -75,11 +85,7 @@ def history_figure(group: SeriesGroup) -> Figure:
         "through the points their level, a red or green bar a change of it.",
         columns,
         rows,
-        {
-            "vconcat": [_lane(one, tips, last=one is group.series[-1]) for one in group.series],
-            "spacing": 8,
-            "resolve": {"scale": {"x": "shared"}},
-        },
+        lanes(_lane(one, tips, last=one is group.series[-1]) for one in group.series),
         notes=(
             *(f"{day(at)}: {change_at[at]}" for at in sorted(change_at, reverse=True)[:MOST_NOTES]),
             *(
@@ -345,12 +351,7 @@ def _curve(
         "encoding": {
             "x": quantity(x, title, scale=scale, axis=axis),
             "y": quantity(y.key, y.label, zero=bool(lengths)),
-            "color": {
-                "field": "line",
-                "type": "nominal",
-                "title": None,
-                "legend": {"orient": "bottom", "columns": 1, "labelLimit": 600},
-            },
+            "color": shade("line"),
             "tooltip": tooltips(columns),
         },
     }
@@ -386,13 +387,7 @@ def repetitions_figure(run: Run) -> Figure | None:
         "In the order in which they ran; hollow points are warm-ups, which no mean includes.",
         columns,
         rows,
-        {
-            "vconcat": [
-                _repetition_lane(metric_column(m), columns, last=m is metrics[-1]) for m in metrics
-            ],
-            "spacing": 8,
-            "resolve": {"scale": {"x": "shared"}},
-        },
+        lanes(_repetition_lane(metric_column(m), columns, last=m is metrics[-1]) for m in metrics),
     )
 
 

@@ -1,5 +1,6 @@
 """The command `qnnfarm report`. Heavy imports wait until it runs, so that `--help` stays quick."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -135,7 +136,11 @@ def report(
         return
     day = None if night is None else parse_moment(night, "--night").astimezone(UTC).date()
     health = devices.read_device_health(pool)
-    composed = page.compose(page.load(db, run_filter, health, baseline, day))
+    results = page.load(db, run_filter, health, baseline, day)
+    given = [("--since", since), ("--night", night), ("--plan", plan), ("--container", container)]
+    given += [("--baseline", baseline), *(("--label", one) for one in label or ())]
+    options = tuple(word for name, value in given if value for word in (name, value))
+    composed = page.compose(replace(results, options=options))
     if figure is not None:
         _print_figure(composed, figure, format)
         return

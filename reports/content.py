@@ -94,6 +94,7 @@ class Results:
         location: the `--db` that opens it, without a password.
         devices: health of the pool's devices, if a pool is known.
         kept: the files that are kept with runs, by run.
+        options: of `qnnfarm report`, beside its `--db`, by which they were asked for.
         is_public: whether they are a copy for everybody to see.
     """
 
@@ -110,6 +111,7 @@ class Results:
     location: str = "results.db"
     devices: tuple[DeviceHealth, ...] = ()
     kept: Mapping[str, KeptFiles] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
     is_public: bool = False
 
     @property

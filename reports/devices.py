@@ -16,7 +16,17 @@ from harness.results.metrics import LEADING_METRICS, find_metric
 from harness.results.nights import LONGEST, PAUSE
 from harness.results.records import RepetitionTelemetry, Run, RunMeans
 from harness.results.stability import THROTTLING, start_temperature, was_throttled
-from reports.figures import Column, Figure, Spec, Value, moment, quantity, tooltips
+from reports.figures import (
+    Column,
+    Figure,
+    Spec,
+    Value,
+    lanes,
+    moment,
+    quantity,
+    shade,
+    tooltips,
+)
 from reports.text import day
 
 QUARANTINE, FAILURE, GRANT = "distrusted", "failed", "granted"
@@ -143,6 +153,7 @@ def device_figures(measured: Sequence[RunMeans], uses: Sequence[DeviceUse]) -> t
     seen = {row[2] for row in rows}
     colors = dict(zip(("done", "without a result", *POOL_WORDS.values()), _COLORS, strict=True))
     results = [result for result in colors if result in seen]
+    shades = [{"expr": colors[result]} for result in results]
     return (
         Figure(
             "devices-days",
@@ -165,16 +176,7 @@ def device_figures(measured: Sequence[RunMeans], uses: Sequence[DeviceUse]) -> t
                         "legend": None,
                         "scale": {"range": [20, 160]},
                     },
-                    "color": {
-                        "field": "result",
-                        "type": "nominal",
-                        "title": None,
-                        "legend": {"orient": "bottom", "columns": 2},
-                        "scale": {
-                            "domain": results,
-                            "range": [{"expr": colors[result]} for result in results],
-                        },
-                    },
+                    "color": shade("result", 2, scale={"domain": results, "range": shades}),
                     "tooltip": tooltips(columns),
                 },
             },
@@ -257,8 +259,8 @@ def _heat_figure(
     measured = {c.key for n, c in enumerate(columns) if any(row[n] is not None for row in rows)}
     if len(rows) < 2 or not measured & {*(column.key for column in heat), "throttled"}:
         return None
-    lanes = [[one] for one in speeds] + [heat[:2], heat[2:]]
-    shown = [found for lane in lanes if (found := [one for one in lane if one.key in measured])]
+    drawn = [[one] for one in speeds] + [heat[:2], heat[2:]]
+    shown = [found for lane in drawn if (found := [one for one in lane if one.key in measured])]
     run = night[-1]
     return Figure(
         f"heat-{re.sub('[^A-Za-z0-9]+', '-', run.device.serial)}",
@@ -267,11 +269,7 @@ def _heat_figure(
         "Red sessions throttled. Another night: qnnfarm report --night DATE.",
         columns,
         tuple(rows),
-        {
-            "vconcat": [_heat_lane(lane, columns[:-1], last=lane is shown[-1]) for lane in shown],
-            "spacing": 8,
-            "resolve": {"scale": {"x": "shared"}},
-        },
+        lanes(_heat_lane(lane, columns[:-1], last=lane is shown[-1]) for lane in shown),
     )
 
 
@@ -301,13 +299,9 @@ def _heat_lane(lane: Sequence[Column], columns: Sequence[Column], *, last: bool)
             "color": {"value": {"expr": "bad"}},
         },
     }
-    color = {
-        "field": "what", "type": "nominal", "title": None,
-        "legend": {"orient": "bottom", "columns": 1, "labelLimit": 600},
-    }  # fmt: skip
     return {
         "width": "container",
         "height": 110,
-        "encoding": {"x": x, "color": color, "tooltip": tooltips(columns)},
+        "encoding": {"x": x, "color": shade("what"), "tooltip": tooltips(columns)},
         "layer": [*marks, slowed],
     }

@@ -9,7 +9,7 @@ charts are Vega-Lite specifications (https://vega.github.io/vega-lite/docs/): pl
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -157,6 +157,22 @@ def moment(key: str, title: str | None = None, **more: object) -> dict[str, obje
         "tickCount": _TICKS,
     } | dict(more.pop("axis", None) or {})  # type: ignore[call-overload]  # fmt: skip
     return {"field": key, "type": "temporal", "title": title, "scale": scale, "axis": axis, **more}
+
+
+def shade(field: str, columns: int = 1, **more: object) -> dict[str, object]:
+    """Encode a text by colours, with their legend below."""
+    legend = {"orient": "bottom", "columns": columns, "labelLimit": 600}
+    return {"field": field, "type": "nominal", "title": None, "legend": legend, **more}
+
+
+def lanes(parts: Iterable[Spec], **scales: str) -> Spec:
+    """Draw one above the other, over one axis.
+
+    Args:
+        scales: further ones that are shared, or independent.
+    """
+    resolve = {"scale": {"x": "shared", **scales}}
+    return {"vconcat": list(parts), "spacing": 8, "resolve": resolve}
 
 
 def tooltips(columns: Sequence[Column]) -> list[dict[str, object]]:

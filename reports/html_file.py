@@ -270,8 +270,8 @@ def _thin(figure: Figure, most: int) -> tuple[tuple[Value, ...], ...]:
 
 def reproduce(figure: Figure, page: Page) -> str:
     """Return the command that prints the values of a figure."""
-    location = shlex.quote(page.results.location)
-    return f"qnnfarm report --db {location} --figure {figure.id} --format csv"
+    words = ("--db", page.results.location, *page.results.options, "--figure", figure.id)
+    return shlex.join(("qnnfarm", "report", *words, "--format", "csv"))
 
 
 def make_environment(package: str) -> jinja2.Environment:

@@ -14,7 +14,7 @@ from harness.results.timeline import (
     thin,
     to_trace,
 )
-from reports.figures import Column, Figure, Samples, Spec, Value, quantity
+from reports.figures import Column, Figure, Samples, Spec, Value, lanes, quantity, shade
 
 MOST_POINTS = 240
 """Samples of one channel in one repetition of a chart; of more, the extremes are kept."""
@@ -54,6 +54,7 @@ def timeline_figure(timeline: Timeline) -> Figure | None:
         Column("high", "Highest", "number"),
         Column("unit", "Unit"),
     )
+    drawn = [_span_lane(alone=not panels), *(_panel(kind) for kind, _, _ in panels)]
     rows = [*_span_rows(timeline.spans)]
     rows += [_channel_row(kind, one) for kind, counters, _ in panels for one in counters]
     return Figure(
@@ -64,11 +65,7 @@ def timeline_figure(timeline: Timeline) -> Figure | None:
         + (f" Not shown: {_left_out(panels)}." if _left_out(panels) else ""),
         columns,
         tuple(rows),
-        {
-            "vconcat": [_span_lane(alone=not panels), *(_panel(kind) for kind, _, _ in panels)],
-            "spacing": 8,
-            "resolve": {"scale": {"x": "shared", "color": "independent"}},
-        },
+        lanes(drawn, color="independent"),
         _samples(timeline.spans, panels),
     )
 
@@ -118,14 +115,14 @@ def _samples(spans: Sequence[Span], panels: Sequence[Panel]) -> Samples:
     rows: list[tuple[Value, ...]] = [
         (
             "phase",
-            span.name,
-            span.part,
-            span.start_s,
-            span.start_s + span.seconds,
+            one.name,
+            one.part,
+            one.start_s,
+            one.start_s + one.seconds,
             None,
-            float(span.steps),
+            float(one.steps),
         )
-        for span in spans
+        for one in spans
     ]
     for kind, counters, _ in panels:
         for one in counters:
@@ -145,6 +142,7 @@ def _samples(spans: Sequence[Span], panels: Sequence[Panel]) -> Samples:
 
 
 def _span_lane(*, alone: bool) -> Spec:
+    name = {"field": "name", "type": "nominal", "scale": {"domain": list(_LANES)}}
     return {
         "width": "container",
         "height": 22 * len(_LANES),
@@ -155,18 +153,8 @@ def _span_lane(*, alone: bool) -> Spec:
                 "start_s", "Seconds" if alone else "", scale={"nice": False}, axis={"labels": alone}
             ),
             "x2": {"field": "end_s"},
-            "y": {
-                "field": "name",
-                "type": "nominal",
-                "title": None,
-                "scale": {"domain": list(_LANES)},
-            },
-            "color": {
-                "field": "name",
-                "type": "nominal",
-                "legend": None,
-                "scale": {"domain": list(_LANES)},
-            },
+            "y": {**name, "title": None},
+            "color": {**name, "legend": None},
             "tooltip": [
                 {"field": "part", "type": "nominal", "title": "Part"},
                 {"field": "name", "type": "nominal", "title": "Phase"},
@@ -187,12 +175,7 @@ def _panel(kind: _Kind) -> Spec:
         "encoding": {
             "x": quantity("start_s", "Seconds", scale={"nice": False}),
             "y": quantity("value", kind.title),
-            "color": {
-                "field": "name",
-                "type": "nominal",
-                "title": None,
-                "legend": {"orient": "bottom", "columns": 3},
-            },
+            "color": shade("name", 3),
             "tooltip": [
                 {"field": "name", "type": "nominal", "title": "Channel"},
                 {"field": "start_s", "type": "quantitative", "title": "At, s", "format": ".2f"},

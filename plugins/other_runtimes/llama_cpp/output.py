@@ -35,7 +35,7 @@ class LlamaBenchTest:
         speeds: tokens/s of each repetition; the mean alone where the format has no more.
         filename: of the model; None where the format has none.
         kind: of the model: `llama 1B Q4_0`; must be there if `filename` is not.
-        computed_by: processors and backends.
+        computed_by: processors, and backends in brackets: `SM8750 (CPU, HTP)`.
         build: commit and number of llama.cpp's build; empty where they are unknown.
         settings: all other scalars: `n_threads`, `n_gpu_layers`.
     """
@@ -63,7 +63,6 @@ class LlamaBenchTest:
         speeds = entry.get("samples_ts", [entry.get("avg_ts")])
         if not isinstance(speeds, list) or not speeds:
             raise ValueError("samples_ts is not a list of numbers")
-        parts = (str(entry.get(key) or "") for key in ("cpu_info", "gpu_info", "backends"))
         commit, filename = entry.get("build_commit"), entry.get("model_filename")
         return cls(
             prompt=prompt,
@@ -74,7 +73,7 @@ class LlamaBenchTest:
             kind=str(entry["model_type"] if filename is None else entry.get("model_type", "")),
             size_bytes=_count(entry, "model_size") or None,
             parameters=_count(entry, "model_n_params") or None,
-            computed_by=", ".join(filter(None, map(str.strip, parts))),
+            computed_by=_computed_by(entry),
             build=f"{commit} ({entry.get('build_number')})" if commit else "",
             settings={k: v for k, v in entry.items() if k not in _FACTS and is_scalar(v)},
         )
@@ -85,6 +84,13 @@ class LlamaBenchTest:
         if self.prompt and self.generated:
             return "total_tokens_per_s"
         return "decode_tokens_per_s" if self.generated else "prefill_tokens_per_s"
+
+
+def _computed_by(entry: Entry) -> str:
+    parts = (str(entry.get(key) or "").strip() for key in ("cpu_info", "gpu_info"))
+    processors = ", ".join(filter(None, parts))
+    backends = ", ".join(str(entry.get("backends") or "").split(","))
+    return f"{processors} ({backends})" if processors and backends else processors or backends
 
 
 def _count(entry: Entry, key: str) -> int:
