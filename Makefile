@@ -113,7 +113,7 @@ chaos:
 
 # Thirty nights of a plan on a virtual device that heats up on the twentieth.
 nights:
-	$(PYTHON) -m pytest -n 0 -s -m slow tests/suites/nightly
+	$(PYTHON) -m pytest -n 0 -s -m slow tests/plugins/nightly
 
 # Properties over new random examples, a hundred each unless they say how many; the suite has the same 25 each time.
 examples:

@@ -602,7 +602,7 @@ READERS = {
     "pool.md": read_pool,
     "other-runtimes.md": read_model_of_a_program,
 }
-ELSEWHERE = {"lab.md", "nightly.md"}  # Prometheus; tests/suites/nightly/test_recipes.py
+ELSEWHERE = {"lab.md", "nightly.md"}  # Prometheus; tests/plugins/nightly/test_recipes.py
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)

@@ -13,9 +13,9 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
+from plugins.nightly.archive import Archive
+from plugins.nightly.night import Night, NightFailure, Regression, judge_night
 from reports import content, html_file, page, site_folder
-from suites.nightly.archive import Archive
-from suites.nightly.night import Night, NightFailure, Regression, judge_night
 from tests.harness.results.places import write_runs
 from tests.reports import lab
 from tests.reports.conftest import START, MakeStore, Sample, html_of, perplexity, speeds

@@ -22,8 +22,8 @@ from harness.results import alerts
 from harness.results.records import new_run_id
 from harness.results.store import ResultsStore
 from harness.words import percent
+from plugins.nightly.steps import PlanSteps
 from reports.cli import report
-from suites.nightly.steps import PlanSteps
 from tests.harness.results.places import write_runs
 from tests.reports.conftest import START, Sample
 from tests.reports.test_history import night

@@ -27,11 +27,11 @@ from harness.pool.config import ReceiverConfig
 from harness.pool.notifications import Notification
 from harness.results import schema
 from harness.results.store import ResultsStore
+from plugins.nightly.archive import Archive
+from plugins.nightly.job import Measured, NightlyJob, Reported, Steps
+from plugins.nightly.night import Cells, Night
+from plugins.nightly.steps import PlanSteps
 from plugins.virtual_android import manager
-from suites.nightly.archive import Archive
-from suites.nightly.job import Measured, NightlyJob, Reported, Steps
-from suites.nightly.night import Cells, Night
-from suites.nightly.steps import PlanSteps
 from tests import system
 from tests.reports.conftest import Sample, speeds
 

@@ -20,8 +20,8 @@ from harness.plans.lab import find_lab
 
 if TYPE_CHECKING:
     from harness.plans.plan_file import Plan
-    from suites.nightly.archive import Archive
-    from suites.nightly.night import Night
+    from plugins.nightly.archive import Archive
+    from plugins.nightly.night import Night
 
 
 def nightly(
@@ -29,19 +29,19 @@ def nightly(
     db: PlanDb = None,
     pool: PlanPool = None,
     max_parallel: MaxParallel = None,
-    again: Annotated[  # noqa: FBT002  typer passes it by name
+    again: Annotated[
         bool, typer.Option("--again", help="Measure once more, though tonight is over.")
     ] = False,
-    quiet: Annotated[  # noqa: FBT002
+    quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print nothing unless there is news: for cron.")
     ] = False,
-    test_notifications: Annotated[  # noqa: FBT002
+    test_notifications: Annotated[
         bool, typer.Option("--test-notifications", help="Only send a test to each receiver.")
     ] = False,
-    lab: Annotated[  # noqa: FBT002
+    lab: Annotated[
         bool, typer.Option("--lab", help="Let the workers of a lab build and measure.")
     ] = False,
-    json: Json = False,  # noqa: FBT002
+    json: Json = False,
 ) -> None:
     """Build what changed, run a plan, judge it against its history, report, and send news.
 
@@ -54,9 +54,9 @@ def nightly(
     from harness.plans.plan_file import load_plan
     from harness.plans.plan_run import find_database
     from harness.pool.notifications import send
-    from suites.nightly.archive import Archive
-    from suites.nightly.job import NightlyJob
-    from suites.nightly.steps import PlanSteps, local_now, start_night
+    from plugins.nightly.archive import Archive
+    from plugins.nightly.job import NightlyJob
+    from plugins.nightly.steps import PlanSteps, local_now, start_night
 
     plan = load_plan(plan_file)
     if test_notifications:
@@ -111,7 +111,7 @@ def _show_cut_off(archive: "Archive", *, quiet: bool, as_json: bool) -> None:
 
 
 def _show(archive: "Archive", night: "Night", *, quiet: bool, as_json: bool) -> None:
-    from suites.nightly.archive import INDEX, REPORT
+    from plugins.nightly.archive import INDEX, REPORT
 
     if as_json:
         folder = archive.path(night)

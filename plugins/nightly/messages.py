@@ -8,8 +8,8 @@ from harness.errors import NotificationError
 from harness.plans.plan_file import NightlyEntry
 from harness.pool.config import ReceiverConfig
 from harness.pool.notifications import Notification, send
-from suites.nightly.archive import REPORT
-from suites.nightly.night import Night
+from plugins.nightly.archive import REPORT
+from plugins.nightly.night import Night
 
 Send = Callable[[ReceiverConfig, Notification], None]
 

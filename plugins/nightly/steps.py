@@ -33,10 +33,10 @@ from harness.results.provenance import git_state
 from harness.results.store import ResultsStore
 from harness.results.turnover import find_turnover
 from harness.results.verdicts import Verdict
+from plugins.nightly.job import Measured, Reported
+from plugins.nightly.night import Cells, Night, NightFailure, Regression, SeriesCounts
 from reports import page
 from reports.devices import read_device_health
-from suites.nightly.job import Measured, Reported
-from suites.nightly.night import Cells, Night, NightFailure, Regression, SeriesCounts
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from buildlib.files import atomic_write_bytes
 from harness.console import print_remark
 from harness.errors import HostFileError, NightlyBusyError
-from suites.nightly.night import FORMAT, NIGHT, Night
+from plugins.nightly.night import FORMAT, NIGHT, Night
 
 INDEX = "index.html"
 RECORD = "night.json"
@@ -87,7 +87,7 @@ class Archive:
         """Write the page that lists the nights, newest first."""
         from reports import html_file  # loads slowly
 
-        template = html_file.make_environment("suites.nightly").get_template("index.html.j2")
+        template = html_file.make_environment("plugins.nightly").get_template("index.html.j2")
         page = template.render(
             style=html_file.read_template("style.css"),
             plan=self._plan,

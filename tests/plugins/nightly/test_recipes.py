@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from harness.plans.plan_file import NightlyEntry, load_plan
-from suites.nightly.messages import compose
-from suites.nightly.night import Night, NightFailure, Regression
+from plugins.nightly.messages import compose
+from plugins.nightly.night import Night, NightFailure, Regression
 from tests import system
 
 _GUIDE = (Path(__file__).parents[3] / "docs" / "nightly.md").read_text(encoding="utf-8")

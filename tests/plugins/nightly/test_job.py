@@ -14,10 +14,10 @@ from harness.plans.plan_file import NightlyEntry, Plan
 from harness.pool.config import ReceiverConfig
 from harness.pool.notifications import Notification
 from harness.results.store import ResultsStore
-from suites.nightly.archive import INDEX, RECORD, Archive, night_name
-from suites.nightly.job import Measured, NightlyJob, Reported
-from suites.nightly.night import Cells, Night, NightFailure, Regression, SeriesCounts
-from suites.nightly.steps import PlanSteps
+from plugins.nightly.archive import INDEX, RECORD, Archive, night_name
+from plugins.nightly.job import Measured, NightlyJob, Reported
+from plugins.nightly.night import Cells, Night, NightFailure, Regression, SeriesCounts
+from plugins.nightly.steps import PlanSteps
 from tests.reports.conftest import Sample, changed
 
 PLAN = {"name": "lab", "workloads": [{"kind": "command", "command": ["true"]}]}

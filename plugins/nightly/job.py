@@ -9,9 +9,9 @@ from typing import Protocol
 from buildlib.error_base import QnnfarmError, one_line
 from harness.plans.builds import ContainerBuild
 from harness.plans.plan_file import NightlyEntry
-from suites.nightly.archive import REPORT, Archive, next_name, night_name
-from suites.nightly.messages import Send, tell, tell_late
-from suites.nightly.night import (
+from plugins.nightly.archive import REPORT, Archive, next_name, night_name
+from plugins.nightly.messages import Send, tell, tell_late
+from plugins.nightly.night import (
     Cells,
     Container,
     Night,
