@@ -89,7 +89,7 @@ fuzz:
 
 # Exports of all tools in `tests/fixtures/exports` through every stage; the suite takes three of them.
 exports:
-	$(PYTHON) -m pytest -m "slow or not slow" tests/buildlib/builder/test_exports.py
+	$(PYTHON) -m pytest -m "slow or not slow" tests/plugins/onnx_exports/test_builds.py
 
 # A build at each step, and writers of results on each engine, `qnnfarm run` and `qnnfarm nightly`, each killed at a hundred random moments; `qnnfarm pipeline run` at fifty.
 kills:

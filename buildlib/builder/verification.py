@@ -2,7 +2,7 @@
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buildlib.builder.build import Build, BuildOutputs, Sources
+from buildlib.builder.canonical import find_reader
 from buildlib.builder.runner import OnStage
 from buildlib.builder.sources import CheckpointSource, ModelSource, OnnxSource, positions_of
 from buildlib.builder.stages.author import AuthorModel
@@ -28,13 +29,11 @@ from buildlib.graph.files import load_model
 from buildlib.graph.interface import require_shape
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
-from buildlib.importing.precision import SINGLE, precision_of
-from buildlib.importing.source_runner import SourceRunner
 from buildlib.numerics.comparison import Bound, VerificationReport
 from buildlib.numerics.divergence import Divergence, DivergenceSums
 from buildlib.numerics.feeds import Embed
 from buildlib.numerics.host_loop import HostLoop, TokenModel, feed_window
-from buildlib.numerics.runners import OnnxRunner
+from buildlib.numerics.runners import OnnxRunner, PartRunner
 from buildlib.numerics.transformers import (
     ReferenceEngine,
     TransformersModel,
@@ -186,16 +185,17 @@ def _earlier(
         if chain:
             continue
         exact, bound = SAME_FLOAT, SAME_MODEL
-        export = None
+        exported = []
         if isinstance(source, OnnxSource) and source.canonical is None:
-            export = source.model
-        if export is not None and precision_of(load_model(export)) != SINGLE:
-            exact = bound = SAME_HALF
+            export, reader = source.model, find_reader(source.model)
+            if reader.is_coarse(load_model(export)):
+                exact = bound = SAME_HALF
+            runner: Callable[[], PartRunner] = partial(reader.open_export, export, config, own)
+            exported = [Version(stages[0], exact, runner)]
         if reference_with == "transformers":
             reference = partial(TransformersPart, source.folder, config, own)
             chain.append(Version("reference", bound, reference))
-        if export is not None:
-            chain.append(Version(stages[0], exact, partial(SourceRunner, export, config, own)))
+        chain += exported
         for stage, path in zip(stages[1:], paths, strict=False):
             runner = partial(OnnxRunner, path, n_threads=n_threads, plain=True)
             chain.append(Version(stage, _MAY_CHANGE.get(stage, SAME_FLOAT), runner))

@@ -22,9 +22,8 @@ from buildlib.error_base import one_line
 from buildlib.errors import ModelFileError
 from buildlib.graph.builder import IR_VERSION, OPSET
 from buildlib.graph.files import load_model, save_model, tensor_array
+from buildlib.graph.folding import Refusal, fold
 from buildlib.graph.values import infer_shapes, remove_unused, tensor_value
-from buildlib.importing.constants import fold
-from buildlib.importing.refusal import Refusal
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.quantize.grids import LAYOUT_OPS
 

@@ -14,6 +14,7 @@ from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.quantize.calibration import window_count, window_length
 from buildlib.quantize.recipe import complete_encodings
+from tests.system import needs
 
 EXPORTS = Path(__file__).parents[1] / "fixtures" / "exports"
 LLAMA3_SCALING = {
@@ -57,6 +58,7 @@ def export_checkpoint(
 
 def copy_of_export(name: str, target: Path, *, text: bool = True) -> Path:
     """An export with a tokenizer of a letter a token, and `text` to calibrate on."""
+    needs("plugins.onnx_exports")
     shutil.copytree(EXPORTS / name, target)
     config = json.loads((target / "config.json").read_text())
     size = config["vocab_size"]

@@ -61,6 +61,7 @@ def scale_logits(export: Path) -> None:
 
     The encoding of the logits goes, since it is that of the values before.
     """
+    needs("plugins.onnx_exports")
     encodings = load_encodings(export / ENCODINGS_FILE)
     kept = [one for one in encodings.activation_encodings if one.name != "logits"]
     given = encodings.model_copy(update={"activation_encodings": tuple(kept)})

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 
 from buildlib.builder.build import BuildOutputs
+from buildlib.builder.canonical import find_reader
 from buildlib.cache.layout import SIDECAR
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
@@ -25,7 +26,6 @@ from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.interface import ATTENTION_MASK
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
-from buildlib.importing.source_runner import SourceRunner
 from buildlib.numerics.comparison import StageComparison
 from buildlib.numerics.runners import OnnxRunner, PartRunner
 from buildlib.numerics.verifier import (
@@ -212,7 +212,8 @@ def _model_fault(
     config = load_config(folder / "config.json")
     opener: Callable[[], PartRunner] = partial(OnnxRunner, own, n_threads=1, plain=True)
     if any(static_shape(value) is None for value in load_model(own).graph.inputs):
-        own, opener = found["model"][SHAPE][0], partial(SourceRunner, own, config, SHAPE)
+        reader, own = find_reader(own), found["model"][SHAPE][0]
+        opener = partial(reader.open_export, own, config, SHAPE)
     models = StageModels(
         config=config,
         imported=dict.fromkeys(shapes, own),

@@ -37,7 +37,7 @@ def _lost(case: int, reason: str) -> Verdict:
     return {"case": case, "did": [], "outcome": "", "fault": reason}
 
 
-@pytest.mark.needs("libatomic1")
+@pytest.mark.needs("libatomic1", "plugins.onnx_exports")
 def test_a_few_mutations(tmp_path: Path) -> None:
     verdicts = campaign(1, compile_every=1 << 30).run(tmp_path, range(FEW))
     outcomes = Counter(one["outcome"] for one in verdicts)

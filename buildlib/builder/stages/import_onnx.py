@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildlib.builder.canonical import ImportModel, check_rotation, reader_modules
 from buildlib.builder.original_paths import original_paths
 from buildlib.builder.sources import OnnxSource
 from buildlib.builder.stage import CachedStage
@@ -17,7 +18,6 @@ from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import external_tensors, link_into, load_model
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.validation import check_interface, check_model, check_sizes, check_types
-from buildlib.importing.importer import ImportModel, check_rotation
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,10 @@ class ImportOnnx(CachedStage):
             "config_sha256": text_sha256(self.export.config),
             **({"operations": self.operations} if self.operations else {}),
         }
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return *super().modules, *reader_modules()
 
     def run(self, folder: Path) -> None:
         source = self.export

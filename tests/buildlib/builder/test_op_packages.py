@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 import pytest
 
+from buildlib.builder.canonical import ImportModel
 from buildlib.builder_options import apply_options
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.container.op_packages import registrations
 from buildlib.errors import ModelFileError, ToolchainError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.files import load_model
-from buildlib.importing.importer import ImportModel
 from buildlib.numerics.verifier import VerifyOptions
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from tests.builders import builder_for

@@ -8,10 +8,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from buildlib.builder.canonical import ImportModel
 from buildlib.errors import ModelFileError
 from buildlib.graph.files import external_tensors, load_model, save_model
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.importer import ImportModel
 
 EXPORT = Path(__file__).parents[2] / "fixtures" / "exports" / "torchscript-llama" / "model.onnx"
 SHAPE = GraphShape(4, 16)
@@ -37,6 +37,7 @@ def export_with_constant_in(tmp_path: Path) -> Callable[[str], Path]:
     return make
 
 
+@pytest.mark.needs("plugins.onnx_exports")
 def test_constants_beside_the_model_are_part_of_it(
     export_with_constant_in: Callable[[str], Path], tmp_path: Path
 ) -> None:

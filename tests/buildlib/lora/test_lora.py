@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from buildlib.builder.canonical import ImportModel
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.tokenizer import text_windows
 from buildlib.encodings.files import load_encodings, save_encodings
@@ -18,7 +19,6 @@ from buildlib.errors import BuildError, InvalidOptionError, ModelFileError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.importer import ImportModel
 from buildlib.lora.adapters import Adapters
 from buildlib.lora.branches import LoraBranches
 from buildlib.lora.calibration import calibrate_adapters
@@ -383,6 +383,7 @@ def test_branches_survive_single_head_attention(
     assert_near(run_once(heads, feeds), run_once(whole, feeds))
 
 
+@pytest.mark.needs("plugins.onnx_exports")
 def test_fused_modules_of_a_fused_graph_stay_whole(
     make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:

@@ -12,21 +12,20 @@ from hypothesis import strategies as st
 
 from buildlib.encodings.attachment import encoding_of, set_encoding
 from buildlib.encodings.model import Encoding, asymmetric_encoding
-from buildlib.importing.array_layout import array_function
-from buildlib.importing.attention import Attention
-from buildlib.importing.constants import fold
-from buildlib.importing.elementwise import Elementwise
-from buildlib.importing.encoding_transfer import scale_encoding, union_encoding
-from buildlib.importing.head_rows import head_rows
-from buildlib.importing.probe import Probe
-from buildlib.importing.projections import Projections
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import ActivationResolver
-from buildlib.importing.roles import cache_name
-from buildlib.importing.root_tensors import Activation, RootTensors
-from buildlib.importing.symbolic_layout import SymbolicLayout
-from buildlib.importing.values import AbstractValue, AttentionScores, Concrete, LinearForm
-from buildlib.importing.writer import Writer
+from buildlib.graph.folding import Refusal, fold
+from plugins.onnx_exports.array_layout import array_function
+from plugins.onnx_exports.attention import Attention
+from plugins.onnx_exports.elementwise import Elementwise
+from plugins.onnx_exports.encoding_transfer import scale_encoding, union_encoding
+from plugins.onnx_exports.head_rows import head_rows
+from plugins.onnx_exports.probe import Probe
+from plugins.onnx_exports.projections import Projections
+from plugins.onnx_exports.resolver import ActivationResolver
+from plugins.onnx_exports.roles import cache_name
+from plugins.onnx_exports.root_tensors import Activation, RootTensors
+from plugins.onnx_exports.symbolic_layout import SymbolicLayout
+from plugins.onnx_exports.values import AbstractValue, AttentionScores, Concrete, LinearForm
+from plugins.onnx_exports.writer import Writer
 
 OPSET = 18
 

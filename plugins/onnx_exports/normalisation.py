@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from buildlib.graph.folding import Refusal
 from buildlib.graph.values import operand
-from buildlib.importing.projections import vector_value
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import ActivationResolver, Placement, feature_vector
-from buildlib.importing.root_tensors import NormedActivation
-from buildlib.importing.values import AbstractValue, Concrete, LinearForm, NormStep
-from buildlib.importing.writer import Writer
+from plugins.onnx_exports.projections import vector_value
+from plugins.onnx_exports.resolver import ActivationResolver, Placement, feature_vector
+from plugins.onnx_exports.root_tensors import NormedActivation
+from plugins.onnx_exports.values import AbstractValue, Concrete, LinearForm, NormStep
+from plugins.onnx_exports.writer import Writer
 
 
 class Normalisations:

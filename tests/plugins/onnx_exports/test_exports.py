@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 
+from buildlib.builder.canonical import ImportModel, is_canonical
 from buildlib.checkpoint.config import load_config
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import BuildError
@@ -17,7 +18,6 @@ from buildlib.graph import interface
 from buildlib.graph.interface import token_axis
 from buildlib.graph.rope import rope_tables
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.importer import ImportModel, is_canonical
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.arcl import convert_arcl
 from buildlib.passes.mha2sha import convert_mha2sha

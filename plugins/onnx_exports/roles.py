@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.importing.refusal import Refusal
+from buildlib.graph.folding import Refusal
 
 Kind = Literal["ids", "embeds", "mask", "positions", "cos", "sin", "key", "value"]
 

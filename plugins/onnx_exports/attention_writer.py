@@ -8,14 +8,14 @@ import onnx_ir as ir
 from buildlib.encodings.attachment import inherit
 from buildlib.graph import interface
 from buildlib.graph.decoder import window_mask
-from buildlib.importing.attention import Head, Source
-from buildlib.importing.encoding_transfer import transfer_encoding
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import ActivationResolver, Piece
-from buildlib.importing.root_tensors import Activation, AttentionOutput, NormedActivation
-from buildlib.importing.rotation_encodings import WHOLE, RotationSteps, Step
-from buildlib.importing.values import AttentionScores
-from buildlib.importing.writer import Writer
+from buildlib.graph.folding import Refusal
+from plugins.onnx_exports.attention import Head, Source
+from plugins.onnx_exports.encoding_transfer import transfer_encoding
+from plugins.onnx_exports.resolver import ActivationResolver, Piece
+from plugins.onnx_exports.root_tensors import Activation, AttentionOutput, NormedActivation
+from plugins.onnx_exports.rotation_encodings import WHOLE, RotationSteps, Step
+from plugins.onnx_exports.values import AttentionScores
+from plugins.onnx_exports.writer import Writer
 
 
 class AttentionWriter:

@@ -32,7 +32,7 @@ def small_builder(folder: Path, cache: Path, *more: int) -> GenAIBuilderHTP:
     indirect=True,
 )
 def test_an_export_is_built_and_no_stage_changes_it(folder: Path, tmp_path: Path) -> None:
-    """Few of them each day; `tests/buildlib/importing` imports all, which makes them alike."""
+    """Few of them each day; `test_exports.py` reads all, which makes them alike."""
     report = small_builder(folder, tmp_path / "cache", 8).verify(emulator=True)
     stages = [comparison.stage for comparison in report.comparisons]
     assert (stages[0], stages[-1]) == ("import", "compile")

@@ -12,10 +12,10 @@ from typing import TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.importing.precision import SINGLE, Precision
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.roles import Role
-from buildlib.importing.values import NO_TERM, Ids, LinearForm
+from buildlib.graph.folding import Refusal
+from plugins.onnx_exports.precision import SINGLE, Precision
+from plugins.onnx_exports.roles import Role
+from plugins.onnx_exports.values import NO_TERM, Ids, LinearForm
 
 _MOST_OWNERS = 1024
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.importing.encoding_transfer import transfer_encoding
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.root_tensors import (
+from buildlib.graph.folding import Refusal
+from plugins.onnx_exports.encoding_transfer import transfer_encoding
+from plugins.onnx_exports.root_tensors import (
     Activation,
     AttentionOutput,
     ProjectedActivation,
@@ -16,8 +16,8 @@ from buildlib.importing.root_tensors import (
     as_activation,
     token_and_feature,
 )
-from buildlib.importing.values import Floats, Ids, LinearForm, Numbers
-from buildlib.importing.writer import Writer
+from plugins.onnx_exports.values import Floats, Ids, LinearForm, Numbers
+from plugins.onnx_exports.writer import Writer
 
 _MOST_PIECES = 1024
 

@@ -1,39 +1,30 @@
-"""Import pass: from any supported export of a decoder to the canonical graph."""
+"""The canonical graph of a decoder, and the door to readers of exports that have another form."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, cast
 
 import numpy as np
-import onnx
+import numpy.typing as npt
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.encodings.attachment import inherit
-from buildlib.error_base import one_line
+from buildlib.entry_points import PREFIX, entry_modules, entry_names, load_entry
 from buildlib.errors import ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.builder import OPSET
 from buildlib.graph.files import tensor_array
+from buildlib.graph.folding import Refusal
 from buildlib.graph.rope import rope_tables, rotation_length
 from buildlib.graph.shape import GraphShape
-from buildlib.graph.values import infer_shapes, remove_unused, static_shape
-from buildlib.importing.encoding_transfer import check_caches
-from buildlib.importing.head_rows import UnequalHalvesRefusal
-from buildlib.importing.interpreter import Interpreter
-from buildlib.importing.probe import Probe, find_probe
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import Placement
-from buildlib.importing.roles import find_roles
-from buildlib.importing.root_tensors import PastCache
-from buildlib.importing.values import Floats, LinearForm
+from buildlib.graph.values import static_shape
+from buildlib.numerics.runners import PartRunner
 from buildlib.passes.arcl import ArClConversion
 from buildlib.passes.base import SORTED, STATIC, Pass
 
-_OLDEST_OPSET = 7  # the first with today's broadcasting
-_SOFTMAX_OPSET = 13  # over its last axis unless it says otherwise
+DOOR = "onnx_readers"
 _PLAIN = (
     "Add", "CumSum", "Less", "MatMul", "Mul", "Reshape", "Sigmoid", "Slice", "Sub", "Tanh", "Where",
 )  # fmt: skip
@@ -66,13 +57,77 @@ class RopeTables:
     """
 
     first: int
-    cos: Floats
-    sin: Floats
+    cos: npt.NDArray[np.floating]
+    sin: npt.NDArray[np.floating]
     tolerance: float = 0.0
 
 
+@dataclass(frozen=True)
+class Export:
+    """An export, as its reader understood it.
+
+    Attributes:
+        model: the canonical graph, its weights those of the export's files.
+        rope: the rotary embedding that the export computes itself.
+        takes_rotations: whether it takes it from its host.
+    """
+
+    model: ir.Model
+    rope: RopeTables | None
+    takes_rotations: bool
+
+
+class ExportReader(Protocol):
+    """Entry point of `qnnfarm.onnx_readers`, which is a module."""
+
+    def read_export(
+        self,
+        model: ir.Model,
+        shape: GraphShape | None,
+        *,
+        keeps_fixed: bool,
+        operations: Collection[str],
+    ) -> Export:
+        """Rewrite an export to the canonical graph.
+
+        Args:
+            shape: of the graph; None keeps the export's own.
+            keeps_fixed: the shape applies to exports with symbolic sizes only.
+            operations: of op packages, as `my.package::Scale`; nodes of them are kept.
+
+        Raises:
+            Refusal: it has no canonical form.
+        """
+        ...
+
+    def open_export(self, path: Path, config: DecoderConfig, shape: GraphShape) -> PartRunner:
+        """Run an export itself under the names and shapes of the canonical graph."""
+        ...
+
+    def is_coarse(self, model: ir.Model) -> bool:
+        """Return whether an export computes in less than float32."""
+        ...
+
+
+def find_reader(path: Path) -> ExportReader:
+    """Return the reader that is installed.
+
+    Raises:
+        ModelFileError: there is none; names the export.
+    """
+    for name in entry_names(DOOR):
+        return cast("ExportReader", load_entry(DOOR, name))
+    reason = f"nothing that is installed reads ONNX of other tools (entry point {PREFIX}{DOOR})"
+    raise ModelFileError(path, reason)
+
+
+def reader_modules() -> tuple[str, ...]:
+    """Return the modules whose code decides how exports are read."""
+    return entry_modules(DOOR, entry_names(DOOR))
+
+
 class ImportModel(Pass):
-    """Rewrites an export to the canonical graph, by interpreting its computation.
+    """Brings an export into canonical form, by the reader that is installed.
 
     A model in canonical form is only brought to the shape.
 
@@ -116,32 +171,13 @@ class ImportModel(Pass):
                 return model
             return ArClConversion(self.shape).transform(model)
         try:
-            return self._imported(model)
+            export = find_reader(self._path).read_export(
+                model, self.shape, keeps_fixed=self.fixed_keep_theirs, operations=self.operations
+            )
         except Refusal as refusal:
             raise _unsupported_error(self._path, model, refusal) from refusal
-
-    def _imported(self, model: ir.Model) -> ir.Model:
-        _check_opset(model)
-        if model.functions:
-            names = self.operations
-            InlinePass(lambda one: f"{one.domain}::{one.name}" not in names)(model)
-        roles = find_roles(model)
-        check_caches(model, roles)
-        probe = find_probe(roles)
-        try:
-            interpreter = Interpreter(model, roles, probe)
-            interpreter.run()
-        except UnequalHalvesRefusal:
-            interpreter = Interpreter(model, roles, replace(probe, full_tables=True))
-            interpreter.run()
-        own = self.shape is None or (self.fixed_keep_theirs and probe.is_fixed)
-        shape = _own_shape(probe) if self.shape is None or own else self.shape
-        tables = interpreter.attention.tables
-        self.takes_rotations = any(role.kind == "cos" for role in roles)
-        if tables is not None and not self.takes_rotations:
-            tolerance = interpreter.roots.precision.tolerance
-            self.rope = RopeTables(probe.past, *tables, tolerance=tolerance)
-        return _assemble(model, interpreter, shape)
+        self.rope, self.takes_rotations = export.rope, export.takes_rotations
+        return export.model
 
 
 def is_canonical(model: ir.Model) -> bool:
@@ -197,22 +233,6 @@ def _is_weight(value: ir.Value | None) -> bool:
     return value is not None and value.is_initializer()
 
 
-def _check_opset(model: ir.Model) -> None:
-    """Refuse operators that meant something else in their opset."""
-    opset = model.opset_imports.get("", 0)
-    if opset < _OLDEST_OPSET:
-        raise Refusal(f"it has opset {opset}; the oldest that is understood is {_OLDEST_OPSET}")
-    for node in model.graph:
-        if node.op_type == "Softmax" and "axis" not in node.attributes and opset < _SOFTMAX_OPSET:
-            raise Refusal(f"is over axis 1 and all behind it in opset {opset}", node)
-
-
-def _own_shape(probe: Probe) -> GraphShape:
-    if not probe.is_fixed:
-        raise Refusal("it has symbolic sizes, so AR and CL must be given")
-    return GraphShape(probe.ar, probe.cl)
-
-
 def _unsupported_error(path: Path, model: ir.Model, refusal: Refusal) -> ModelFileError:
     node = refusal.node
     if node is None:
@@ -255,97 +275,3 @@ def check_rotation(importing: ImportModel, config: DecoderConfig, path: Path) ->
             f"(cosines differ by up to {worst:.2g})"
         )
         raise ModelFileError(path, reason)
-
-
-def _assemble(model: ir.Model, interpreter: Interpreter, shape: GraphShape) -> ir.Model:
-    """Build the model of everything an interpreter has written."""
-    logits = _logits(model, interpreter)
-    layers, builder = interpreter.layers, interpreter.writer.builder
-    n_layers = len(layers.caches) // 2
-    if interpreter.tokens is None:
-        raise Refusal("no input holds tokens")
-    inputs = [interpreter.tokens, layers.mask]
-    if interpreter.attention.width:
-        inputs += [layers.cos, layers.sin]
-    outputs = [logits]
-    for layer in range(n_layers):
-        for name in (interface.past_key(layer, "in"), interface.past_value(layer, "in")):
-            inputs.append(layers.caches[name])
-            outputs.append(layers.outputs[interface.kv_output(name)])
-    for value in inputs:
-        value.shape = ir.Shape(_dims(value, interpreter.attention.width, shape))
-    result = builder.model(inputs, outputs, str(model.graph.name))
-    result.meta.update(model.meta)
-    for identifier, function in model.functions.items():
-        result.functions[identifier] = function
-        result.opset_imports[function.domain] = model.opset_imports[function.domain]
-    remove_unused(result.graph)
-    try:
-        infer_shapes(result)
-    except onnx.shape_inference.InferenceError as error:
-        text = one_line(str(error), 120)
-        raise Refusal(f"what was read does not fit together ({text})") from error
-    return result
-
-
-def _dims(value: ir.Value, width: int, shape: GraphShape) -> tuple[int, ...]:
-    name = str(value.name)
-    if name == interface.INPUT_IDS:
-        return (1, shape.ar)
-    if name == interface.ATTENTION_MASK:
-        return (1, 1, shape.ar, shape.cl)
-    if name in {interface.COS, interface.SIN}:
-        return (1, 1, shape.ar, width // 2)
-    assert value.shape is not None  # noqa: S101  (caches have all but their length)
-    dims = [dim if isinstance(dim, int) else shape.past for dim in value.shape]
-    return tuple(dims) if interface.is_kv(name) else (1, shape.ar, dims[-1])
-
-
-def _logits(model: ir.Model, interpreter: Interpreter) -> ir.Value:
-    """Return the canonical logits; the source's other outputs must be keys and values."""
-    candidates: list[tuple[ir.Value, LinearForm]] = []
-    for output in model.graph.outputs:
-        form = interpreter.values.get(output)
-        if not isinstance(form, LinearForm):
-            raise Refusal(f"output {output.name} does not depend on the text")
-        if not _is_cache(interpreter, form):
-            candidates.append((output, form))
-    names = [str(output.name) for output, _ in candidates]
-    pairs = [pair for pair in candidates if "logit" in str(pair[0].name).lower()] or candidates
-    if len(pairs) != 1:
-        raise Refusal(f"no single output holds logits; besides keys and values there are {names}")
-    ((output, form),) = pairs
-    placed = interpreter.resolver.resolve(form, output)
-    if not _is_by_token(placed):
-        reason = "does not hold the scores of the vocabulary in order, token by token"
-        raise Refusal(f"output {output.name} {reason}")
-    writer = interpreter.writer
-    value = writer.value(placed.rows, stacked=False)
-    shape = writer.builder.shape(1, -1, placed.rows.features)
-    if value.name == interface.LOGITS:
-        value.name = writer.name("lm_head")
-    logits = writer.builder.op("Reshape", [value, shape], interface.LOGITS)
-    return inherit(logits, output)
-
-
-def _is_by_token(placed: Placement) -> bool:
-    """Return whether tokens follow each other, and along some axis the features of each."""
-    n_features = placed.rows.features
-    for axis in (axis for axis, size in enumerate(placed.feature.shape) if size == n_features):
-        feature, token = (np.moveaxis(ids, axis, -1) for ids in (placed.feature, placed.token))
-        tokens = token[..., 0].reshape(-1)
-        if (feature == np.arange(n_features)).all() and (np.diff(tokens) > 0).all():
-            return bool((token == token[..., :1]).all())
-    return False
-
-
-def _is_cache(interpreter: Interpreter, form: LinearForm) -> bool:
-    """Return whether an output is keys or values: past and new ones, or new ones alone."""
-    roots, layers = interpreter.roots, interpreter.layers
-    if form.varies:
-        return True
-    ids = form.ids[0].reshape(-1)
-    base = roots.owner(int(ids[0]))
-    return isinstance(base, PastCache) or any(
-        start <= int(ids[0]) < stop for start, stop in layers.value_ranges
-    )

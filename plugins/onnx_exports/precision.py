@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from buildlib.importing.refusal import Refusal
+from buildlib.graph.folding import Refusal
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from buildlib.checkpoint.config import DecoderConfig
 from buildlib.errors import ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
+from buildlib.graph.folding import Refusal
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.roles import Role, cache_name, find_roles
 from buildlib.numerics.runners import Arrays, Port, Ports, open_session, run_session
+from plugins.onnx_exports.roles import Role, cache_name, find_roles
 
 Array = npt.NDArray[Any]
 Axis = Literal["batch", "head", "dim", "slot"]

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from buildlib.graph.folding import Refusal
 from buildlib.graph.values import operand
-from buildlib.importing.attention import Attention
-from buildlib.importing.normalisation import Normalisations, same_form
-from buildlib.importing.projections import Projections, vector_value
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import ActivationResolver, Placement, feature_vector
-from buildlib.importing.root_tensors import NormedActivation
-from buildlib.importing.values import (
+from plugins.onnx_exports.attention import Attention
+from plugins.onnx_exports.normalisation import Normalisations, same_form
+from plugins.onnx_exports.projections import Projections, vector_value
+from plugins.onnx_exports.resolver import ActivationResolver, Placement, feature_vector
+from plugins.onnx_exports.root_tensors import NormedActivation
+from plugins.onnx_exports.values import (
     AbstractValue,
     AttentionScores,
     Concrete,
@@ -22,7 +22,7 @@ from buildlib.importing.values import (
     Numbers,
     Weight,
 )
-from buildlib.importing.writer import Writer
+from plugins.onnx_exports.writer import Writer
 
 _UNARY = frozenset({
     "Sigmoid", "Tanh", "Relu", "Erf", "Exp", "Softplus", "Gelu", "HardSwish", "HardSigmoid",

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from buildlib.importing import array_layout as layout
-from buildlib.importing.constants import arrays_of
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.root_tensors import JoinedForm, PastCache, RootTensors
-from buildlib.importing.values import (
+from buildlib.graph.folding import Refusal
+from plugins.onnx_exports import array_layout as layout
+from plugins.onnx_exports.constants import arrays_of
+from plugins.onnx_exports.root_tensors import JoinedForm, PastCache, RootTensors
+from plugins.onnx_exports.values import (
     NO_TERM,
     AbstractValue,
     AttentionScores,

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from buildlib.builder.canonical import ImportModel
 from buildlib.errors import BuildError, ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import external_tensors, load_model, save_model
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.importer import ImportModel
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 AR, PAST, DIM = 4, 8, 8

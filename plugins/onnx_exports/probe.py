@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from buildlib.graph.folding import Refusal
 from buildlib.graph.interface import MASKED
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.roles import Role
+from plugins.onnx_exports.roles import Role
 
 _AR, _PAST = 11, 62
 """Sizes of symbolic dimensions, unusual in models, so that no transposed tensor fits."""

@@ -7,10 +7,10 @@ import numpy as np
 import onnx_ir as ir
 
 from buildlib.encodings.attachment import encoding_of
-from buildlib.importing.encoding_transfer import transfer_encoding
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.root_tensors import Activation, RootTensors, token_and_feature
-from buildlib.importing.values import NO_TERM, Floats, Ids, LinearForm
+from buildlib.graph.folding import Refusal
+from plugins.onnx_exports.encoding_transfer import transfer_encoding
+from plugins.onnx_exports.root_tensors import Activation, RootTensors, token_and_feature
+from plugins.onnx_exports.values import NO_TERM, Floats, Ids, LinearForm
 
 Step = tuple[str, str]
 """A half of the head, `first` or `second`, and `cos`, `sin` or `rotated`."""

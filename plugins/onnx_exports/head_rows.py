@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.root_tensors import Activation, JoinedForm, PastCache, RootTensors
-from buildlib.importing.values import NO_TERM, Floats, Ids, LinearForm
+from buildlib.graph.folding import Refusal
+from plugins.onnx_exports.root_tensors import Activation, JoinedForm, PastCache, RootTensors
+from plugins.onnx_exports.values import NO_TERM, Floats, Ids, LinearForm
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from buildlib.importing.refusal import Refusal
+from buildlib.graph.folding import Refusal
 
 _LARGEST = 1 << 29
 """Elements of the largest tensor: 64 heads of 128, repeated, over 65,536 slots."""

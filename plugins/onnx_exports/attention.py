@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from buildlib.graph.folding import Refusal
 from buildlib.graph.values import operand
-from buildlib.importing.head_rows import (
+from plugins.onnx_exports.head_rows import (
     CacheRows,
     HeadRows,
     RotaryEmbedding,
@@ -20,10 +21,9 @@ from buildlib.importing.head_rows import (
     cache_rows,
     head_rows,
 )
-from buildlib.importing.probe import Probe
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.root_tensors import Activation, AttentionOutput, RootTensors
-from buildlib.importing.values import AttentionScores, Concrete, Floats, Ids, LinearForm, Numbers
+from plugins.onnx_exports.probe import Probe
+from plugins.onnx_exports.root_tensors import Activation, AttentionOutput, RootTensors
+from plugins.onnx_exports.values import AttentionScores, Concrete, Floats, Ids, LinearForm, Numbers
 
 _SEEN = 1e-3
 _HIDDEN = -30.0

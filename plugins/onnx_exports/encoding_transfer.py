@@ -7,8 +7,8 @@ import onnx_ir as ir
 from buildlib.encodings.attachment import encoding_of, set_encoding
 from buildlib.encodings.model import Encoding
 from buildlib.errors import EncodingsError
-from buildlib.importing.roles import Role, cache_name
-from buildlib.importing.values import Weight, dims_in_file
+from plugins.onnx_exports.roles import Role, cache_name
+from plugins.onnx_exports.values import Weight, dims_in_file
 
 _SAME = 1e-6  # of scales that files round
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import onnx
 import pytest
 
+from buildlib.builder.canonical import ImportModel
 from buildlib.encodings.files import save_encodings
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.importer import ImportModel
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 

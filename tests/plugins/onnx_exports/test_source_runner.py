@@ -10,14 +10,12 @@ import pytest
 from onnx import helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
+from buildlib.builder.canonical import ImportModel
 from buildlib.checkpoint.config import load_config
 from buildlib.errors import ModelFileError
 from buildlib.graph.files import load_model
 from buildlib.graph.interface import model_shape
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.importer import ImportModel
-from buildlib.importing.precision import SINGLE, precision_of
-from buildlib.importing.source_runner import SourceRunner
 from buildlib.numerics.runners import Arrays
 from buildlib.numerics.verifier import (
     SAME_FLOAT,
@@ -28,6 +26,8 @@ from buildlib.numerics.verifier import (
     verify_outputs,
 )
 from buildlib.passes.arcl import convert_arcl
+from plugins.onnx_exports.precision import SINGLE, precision_of
+from plugins.onnx_exports.source_runner import SourceRunner
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 FEW = VerifyOptions(max_positions=6, continuation=1, n_threads=1)

@@ -10,16 +10,16 @@ import onnx_ir as ir
 from buildlib.encodings.attachment import encoding_of, inherit, set_encoding
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
+from buildlib.graph.folding import Refusal
 from buildlib.graph.values import static_shape, tensor_value
-from buildlib.importing.encoding_transfer import reshape_encoding
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.root_tensors import (
+from plugins.onnx_exports.encoding_transfer import reshape_encoding
+from plugins.onnx_exports.root_tensors import (
     Activation,
     NormedActivation,
     ProjectedActivation,
     RootTensors,
 )
-from buildlib.importing.values import dims_in_file
+from plugins.onnx_exports.values import dims_in_file
 
 _RESERVED = {
     interface.INPUT_IDS,

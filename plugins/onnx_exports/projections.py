@@ -3,12 +3,12 @@
 import numpy as np
 import onnx_ir as ir
 
+from buildlib.graph.folding import Refusal
 from buildlib.graph.values import operand
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import ActivationResolver, unbiased_projection
-from buildlib.importing.root_tensors import Activation
-from buildlib.importing.values import AbstractValue, Concrete, LinearForm, Numbers, Weight
-from buildlib.importing.writer import Writer
+from plugins.onnx_exports.resolver import ActivationResolver, unbiased_projection
+from plugins.onnx_exports.root_tensors import Activation
+from plugins.onnx_exports.values import AbstractValue, Concrete, LinearForm, Numbers, Weight
+from plugins.onnx_exports.writer import Writer
 
 
 class Projections:

@@ -8,23 +8,23 @@ import onnx_ir as ir
 from buildlib.encodings.attachment import encoding_of, inherit
 from buildlib.error_base import one_line
 from buildlib.graph import interface
-from buildlib.importing import array_layout as layout
-from buildlib.importing.attention import Attention
-from buildlib.importing.attention_writer import AttentionWriter
-from buildlib.importing.constants import compute, constant, initializer, shape_of
-from buildlib.importing.elementwise import Elementwise
-from buildlib.importing.encoding_transfer import transfer_from_view
-from buildlib.importing.precision import precision_of
-from buildlib.importing.probe import Probe
-from buildlib.importing.projections import Projections
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.resolver import ActivationResolver
-from buildlib.importing.roles import Role
-from buildlib.importing.root_tensors import PastCache, RootTensors, TokenIds
-from buildlib.importing.rotation_encodings import transfer_rotation_encodings
-from buildlib.importing.symbolic_layout import SymbolicLayout, describe
-from buildlib.importing.values import AbstractValue, AttentionScores, Concrete, LinearForm, Weight
-from buildlib.importing.writer import Writer
+from buildlib.graph.folding import Refusal
+from plugins.onnx_exports import array_layout as layout
+from plugins.onnx_exports.attention import Attention
+from plugins.onnx_exports.attention_writer import AttentionWriter
+from plugins.onnx_exports.constants import compute, constant, initializer, shape_of
+from plugins.onnx_exports.elementwise import Elementwise
+from plugins.onnx_exports.encoding_transfer import transfer_from_view
+from plugins.onnx_exports.precision import precision_of
+from plugins.onnx_exports.probe import Probe
+from plugins.onnx_exports.projections import Projections
+from plugins.onnx_exports.resolver import ActivationResolver
+from plugins.onnx_exports.roles import Role
+from plugins.onnx_exports.root_tensors import PastCache, RootTensors, TokenIds
+from plugins.onnx_exports.rotation_encodings import transfer_rotation_encodings
+from plugins.onnx_exports.symbolic_layout import SymbolicLayout, describe
+from plugins.onnx_exports.values import AbstractValue, AttentionScores, Concrete, LinearForm, Weight
+from plugins.onnx_exports.writer import Writer
 
 _HOLD_ALL = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 _HOLD_ACTIVATIONS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})

@@ -1,26 +1,17 @@
 """Values that do not depend on the text: folded numbers, and weights, which are not read."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import onnx
-import onnx.reference
 import onnx_ir as ir
 
-from buildlib.error_base import one_line
-from buildlib.importing import array_layout as layout
-from buildlib.importing.refusal import Refusal
-from buildlib.importing.values import AbstractValue, Concrete, Numbers, Weight, dims_in_file
+from buildlib.graph.folding import Refusal, fold
+from plugins.onnx_exports import array_layout as layout
+from plugins.onnx_exports.values import AbstractValue, Concrete, Numbers, Weight, dims_in_file
 
 _LARGE_RANK = 2
 _LAZY = layout.PASS_THROUGH | {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
 _ANGLES = frozenset({"Cos", "Sin"})  # of positions, which some exports make from sizes of tensors
-_LARGEST = 1 << 26
-"""Elements of the largest tensor that is computed here: a mask of 8,192 by 8,192."""
-
-_DIRECT = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply}
 
 
 def compute(node: ir.Node, inputs: list[AbstractValue | None], opset: int) -> list[AbstractValue]:
@@ -100,50 +91,3 @@ def arrays_of(values: Sequence[AbstractValue | None]) -> list[Numbers | None]:
     """Return the numbers of parameters such as shapes and axes; None for an absent one."""
     numbers = [part.concrete if isinstance(part, Weight) else part for part in values]
     return [part.array if isinstance(part, Concrete) else None for part in numbers]
-
-
-def fold(
-    node: ir.Node, inputs: Sequence[npt.NDArray[Any] | None], opset: int
-) -> list[npt.NDArray[Any]]:
-    """Compute the outputs of `node`."""
-    arrays = [array for array in inputs if array is not None]
-    largest = max((array.size for array in arrays), default=0)
-    if largest > _LARGEST:
-        raise Refusal(f"would be computed while importing, on {largest:,} elements", node)
-    _check_output_size(node, arrays)
-    direct = _DIRECT.get(node.op_type)
-    if direct is not None and len(arrays) == 2:
-        return [np.asarray(direct(*arrays))]
-    names = [f"in{index}" if array is not None else "" for index, array in enumerate(inputs)]
-    outputs = [f"out{index}" for index in range(len(node.outputs))]
-    proto = ir.to_proto(node)
-    proto.input[:] = names
-    proto.output[:] = outputs
-    feeds = {name: array for name, array in zip(names, inputs, strict=True) if name}
-    try:
-        graph = onnx.helper.make_graph(
-            [proto],
-            "fold",
-            [onnx.ValueInfoProto(name=name) for name in feeds],
-            [onnx.ValueInfoProto(name=name) for name in outputs],
-        )
-        evaluator = onnx.reference.ReferenceEvaluator(graph, opsets={node.domain: opset})
-        with np.errstate(all="ignore"):
-            results = evaluator.run(None, feeds)
-    except Exception as error:  # the reference raises any exception of numpy
-        text = one_line(str(error), 100)
-        reason = f"cannot be computed ({type(error).__name__}: {text})"
-        raise Refusal(reason, node) from error
-    return [np.asarray(result) for result in results]
-
-
-def _check_output_size(node: ir.Node, inputs: Sequence[npt.NDArray[Any]]) -> None:
-    """Refuse operators of small inputs and a large output."""
-    size = 0.0
-    if node.op_type == "ConstantOfShape" and inputs:
-        size = float(np.prod(inputs[0].astype(np.float64)))
-    elif node.op_type == "Range" and len(inputs) == 3:
-        first, end, step = (float(array.reshape(-1)[0]) for array in inputs)
-        size = (end - first) / step if step else 0.0
-    if size > _LARGEST:
-        raise Refusal(f"makes {size:,.0f} numbers while importing", node)
