@@ -63,7 +63,7 @@ def _blame_for(db: Connection, key: str, report: FailureReport, began: float) ->
 
 
 def _was_counted(db: Connection, key: str, report: FailureReport) -> bool:
-    """Return whether the work of a failure, which counts once, counts against a device already."""
+    """Return whether the same failure of this work was counted against the device before."""
     if report.work is None or report.is_device:
         return False
     alike = evidence.c.subject == report.work.subject, evidence.c.kind == report.kind
