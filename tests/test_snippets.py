@@ -154,6 +154,15 @@ class Reader:
         for name in names:
             self.give(name, tiny_llama.folder())
 
+    def checkout(self) -> None:
+        """Work in a checkout, of which documents name the suites."""
+        (self.folder / "suites").symlink_to(ROOT / "suites")
+
+    def pool(self, **member: object) -> None:
+        """Write a pool of the device."""
+        device = {"type": "android", "identifier": self.device().serial, **member}
+        self.write("pool.yaml", {"devices": [device]})
+
     def text(self, *names: str) -> None:
         """Put a page of held-out text into the working folder, under these names."""
         page = (tiny_llama.folder() / "text" / "heldout.txt").read_text()[:2000]
@@ -268,17 +277,24 @@ def own_adb_server(reader: Reader) -> None:
     reader.removes_alpha()
 
 
+@scene("dialogs.md", slow=True)
+@scene("embeddings.md", slow=True)
 @scene("evaluation.md", slow=True)
-def a_container_and_tasks(reader: Reader) -> None:
+@scene("quality.md", slow=True)
+@scene("runtimes.md", slow=True)
+def a_container_on_a_device(reader: Reader) -> None:
+    reader.installed()
+    reader.checkout()
     reader.device()
-    reader.bundle("CONTAINER")
-    (reader.folder / "suites").symlink_to(ROOT / "suites")
+    reader.bundle("CONTAINER", "containers/SM8750")
+    reader.model("CHECKPOINT", "MODEL_DIR")
+    reader.text("FILE", "heldout.txt")
     reader.words |= {"127.0.0.1:36111": "virtual:shared"}
 
 
 @scene("first-hour.md", slow=True)
-def checkout(reader: Reader) -> None:
-    (reader.folder / "suites").symlink_to(ROOT / "suites")
+def a_checkout(reader: Reader) -> None:
+    reader.checkout()
 
 
 @scene("genie-configurations.md")
@@ -328,12 +344,10 @@ def a_lab_with_a_worker(reader: Reader) -> None:
     )
     server.create("lab")
     reader.patch.setenv("QNNFARM_LAB", server.url("lab"))
-    device = reader.device()
     reader.bundle("CONTAINER_DIR")
     reader.model("MODEL")
     reader.write("PLAN.yaml", PLAN | {"db": server.url("lab")})
-    member = {"type": "android", "identifier": device.serial}
-    reader.write("pool.yaml", {"devices": [member]})
+    reader.pool()
     command = [
         sys.executable,
         "-m",
@@ -355,9 +369,7 @@ def nights_to_prune(reader: Reader) -> None:
 
 @scene("pool.md")
 def a_pool(reader: Reader) -> None:
-    device = reader.device()
-    member = {"type": "android", "identifier": device.serial, "tags": ["bench"]}
-    reader.write("pool.yaml", {"devices": [member]})
+    reader.pool(tags=["bench"])
 
 
 @scene("README.md", slow=True)
@@ -400,17 +412,6 @@ def a_model_and_a_text(reader: Reader) -> None:
     reader.text("FILE")
 
 
-@scene("dialogs.md", slow=True)
-def a_container(reader: Reader) -> None:
-    reader.device()
-    reader.bundle("CONTAINER")
-
-
-@scene("embeddings.md", slow=True)
-def a_device(reader: Reader) -> None:
-    reader.device()
-
-
 @scene("nightly.md", slow=True)
 def a_plan_with_a_build(reader: Reader) -> None:
     reader.device()
@@ -429,7 +430,7 @@ def a_model(reader: Reader) -> None:
 @scene("op-packages.md", slow=True)
 def a_checkout_with_a_compiler(reader: Reader) -> None:
     needs("gcc", "libatomic1")
-    (reader.folder / "suites").symlink_to(ROOT / "suites")
+    reader.checkout()
 
 
 @scene("plans.md", slow=True)
@@ -440,9 +441,9 @@ def a_plan(reader: Reader) -> None:
 
 
 @scene("pipeline.md", slow=True)
-def a_checkout(reader: Reader) -> None:
+def a_checkout_and_a_container(reader: Reader) -> None:
     device = reader.device()
-    (reader.folder / "suites").symlink_to(ROOT / "suites")
+    reader.checkout()
     reader.model("path/to/model")
     shape = ("--target", "SM8750:emulator", "--ar", "1,32", "--cl", "192")
     given = (*shape, "--recipe", "w4a16-rtn", "--out", "container")
@@ -456,22 +457,12 @@ def a_checkout(reader: Reader) -> None:
 def own_tests(reader: Reader) -> None:
     device = reader.device()
     reader.bundle("build/llama")
-    member = {"type": "android", "identifier": device.serial}
-    reader.write("pool.yaml", {"devices": [member]})
+    reader.pool()
     tests = next(b.text for b in blocks("python") if b.path.name == "pytest.md")
     for word, ours in (("arm64-v8a", "x86_64"), ("prompt_tokens=512", "prompt_tokens=128")):
         tests = tests.replace(word, ours)
     (reader.folder / "test_phone.py").write_text(tests)
     reader.words |= {"127.0.0.1:5555": device.serial, "virtual:one": "virtual:shared"}
-
-
-@scene("quality.md", slow=True)
-def a_container_and_its_checkpoint(reader: Reader) -> None:
-    reader.installed()
-    reader.device()
-    reader.bundle("CONTAINER")
-    reader.model("CHECKPOINT", "MODEL_DIR")
-    reader.text("FILE")
 
 
 @scene("quantization.md", slow=True)
@@ -487,19 +478,11 @@ def a_stand_in_of_the_sdk(reader: Reader) -> None:
     reader.bundle("containers/SM8750")
     reader.words["SERIAL"] = "virtual:shared"
     reader.patch.setenv("QAIRT_SDK_ROOT", str(make_sdk(reader.folder / "2.39.0.250926")))
-    (reader.folder / "suites").symlink_to(ROOT / "suites")
-
-
-@scene("runtimes.md", slow=True)
-def a_container_for_the_emulator(reader: Reader) -> None:
-    reader.device()
-    reader.bundle("containers/SM8750")
-    (reader.folder / "suites").symlink_to(ROOT / "suites")
-    reader.text("heldout.txt")
+    reader.checkout()
 
 
 @scene("telemetry.md", slow=True)
-def a_container_on_a_device(reader: Reader) -> None:
+def a_deployed_container(reader: Reader) -> None:
     device = reader.device()
     bundle = reader.bundle("CONTAINER")
     container = GenAIContainer.load(bundle)
