@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 
 from harness.results.alerts import UNSETTLED, Alert, by_series
 from harness.results.history import MeasuredNight, Series, night_logs
-from harness.results.metrics import Direction
-from harness.results.perplexity import PERPLEXITY
+from harness.results.metrics import Direction, Use
 from harness.results.statistics.changes import MIN_NIGHTS
 from harness.results.statistics.changes import Change as Level
 from harness.results.statistics.medians import half_width
@@ -90,7 +89,7 @@ class ShownChange:
     @property
     def bounds(self) -> tuple[float | None, float | None]:
         """The interval that a verdict goes by; a perplexity has no noise, so none around it."""
-        is_exact = self.series.metric.key == PERPLEXITY
+        is_exact = Use.EXACT in self.series.metric.use
         return (self.ratio, self.ratio) if is_exact else (self.low, self.high)
 
     @property

@@ -124,7 +124,7 @@ def _comparison(group: ComparisonGroup) -> dict[str, object]:
         "emulator": group.a.device.emulator,
         "verdict": group.verdict.value,
         "threshold": group.threshold,
-        "metrics": {metric.key: asdict(comparison) for metric, comparison in group.metrics},
+        "metrics": {one.metric: one.model_dump() for one in group.comparisons},
         "unchecked": group.unchecked,
     }
 

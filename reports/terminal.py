@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.console import NumberColumn, print_numbers, visible
-from harness.results.comparison import Comparison, ComparisonGroup
+from harness.results.comparison import ComparisonGroup
 from harness.results.identity import container_name, container_shape, describe_container
 from harness.results.metrics import LEADING_METRICS, SPEED_METRICS, Metric, Use, find_metric
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
+from harness.results.records import Comparison
 from harness.results.verdicts import Verdict
 from harness.words import NO_VALUE, pluralize
 from reports.content import Section

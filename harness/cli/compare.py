@@ -1,6 +1,5 @@
 """`qnnfarm compare`: measures two containers in turns on one phone, and gives a verdict."""
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -123,7 +122,7 @@ def _document(group: ComparisonGroup) -> dict[str, object]:
         "group_id": group.group_id,
         "verdict": group.verdict.value,
         "threshold": group.threshold,
-        "metrics": {metric.key: asdict(comparison) for metric, comparison in group.metrics},
+        "metrics": {one.metric: one.model_dump() for one in group.comparisons},
         "sessions": [
             {
                 "run": run.id,

@@ -8,7 +8,7 @@ interval around their mean.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -22,38 +22,12 @@ from harness.results.metrics import (
     find_key,
     find_metric,
 )
-from harness.results.records import SIDES, ComparisonRecord, MetricVerdict, Run
+from harness.results.records import SIDES, Comparison, ComparisonRecord, Run
 from harness.results.statistics.paired import ERROR_RATE, interval, min_pairs
-from harness.results.verdicts import THRESHOLD, Verdict, in_percent, judge, worst_verdict
+from harness.results.verdicts import THRESHOLD, Verdict, judge, worst_verdict
 from harness.words import pluralize
 
 Pair = tuple[Sequence[float], Sequence[float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One metric of A and B.
-
-    Attributes:
-        ratio: B over A, the geometric mean over the pairs; None without a pair.
-        low, high: an interval around `ratio`; None where there are too few pairs for one.
-        confidence: of that interval.
-        pairs: number of pairs of sessions.
-        reason: the verdict in words.
-    """
-
-    verdict: Verdict
-    ratio: float | None
-    low: float | None
-    high: float | None
-    confidence: float
-    pairs: int
-    reason: str
-
-    @property
-    def cells(self) -> tuple[str, str]:
-        """The change from A to B and its interval: `-9.5%`, `-10.9% to -8.2%`."""
-        return in_percent(self.ratio, self.low, self.high)
 
 
 def compare(
@@ -79,11 +53,16 @@ def compare(
     needed = min_pairs(metrics)
     if ratio is None or len(logs) < needed:
         reason = f"{pluralize(len(logs), 'pair')} of sessions, and a verdict needs {needed}"
-        return Comparison(Verdict.NO_VERDICT, ratio, None, None, 1 - 2 * share, len(logs), reason)
+        return Comparison(
+            metric=metric.key, ratio=ratio, confidence=1 - 2 * share, pairs=len(logs), reason=reason
+        )
     low, high, confidence = interval(logs, share)
     low, high = math.exp(low), math.exp(high)
     verdict, reason = judge(metric, ratio, low, high, threshold, by_chance=False)
-    return Comparison(verdict, ratio, low, high, confidence, len(logs), reason)
+    return Comparison(
+        metric=metric.key, verdict=verdict, ratio=ratio, low=low, high=high, confidence=confidence,
+        pairs=len(logs), reason=reason,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +75,7 @@ class ComparisonGroup:
     """
 
     runs: tuple[Run, ...]
-    metrics: tuple[tuple[Metric, Comparison], ...]
+    comparisons: tuple[Comparison, ...]
     threshold: float = THRESHOLD
 
     @property
@@ -135,22 +114,24 @@ class ComparisonGroup:
         return sum(run.check.outcome != "passed" for run in self.runs)
 
     @property
+    def metrics(self) -> tuple[tuple[Metric, Comparison], ...]:
+        """The comparisons with their metrics."""
+        return tuple((find_metric(one.metric), one) for one in self.comparisons)
+
+    @property
     def record(self) -> ComparisonRecord:
         """Its terms and verdicts, for the store."""
         return ComparisonRecord(
             group_id=self.group_id,
-            metrics=tuple(metric.key for metric, _ in self.metrics),
+            metrics=tuple(one.metric for one in self.comparisons),
             threshold=self.threshold,
-            verdicts=tuple(
-                MetricVerdict(metric=metric.key, **asdict(verdict))
-                for metric, verdict in self.metrics
-            ),
+            verdicts=self.comparisons,
         )
 
     @property
     def verdict(self) -> Verdict:
         """The worst of the metrics' verdicts; improved only where nothing is uncertain."""
-        return worst_verdict(comparison.verdict for _, comparison in self.metrics)
+        return worst_verdict(one.verdict for one in self.comparisons)
 
 
 def check_metrics(keys: Sequence[str]) -> tuple[str, ...]:
@@ -192,9 +173,7 @@ def compare_runs(
     if differences := _differences(runs):
         raise WrongUseError(f"A and B cannot be compared, they differ in {differences}")
     items = [find_metric(key) for key in metrics]
-    comparisons = tuple(
-        (metric, _compare_metric(runs, metric, threshold, len(items))) for metric in items
-    )
+    comparisons = tuple(_compare_metric(runs, one, threshold, len(items)) for one in items)
     return ComparisonGroup(tuple(runs), comparisons, threshold)
 
 
@@ -237,10 +216,8 @@ def _judge_stored(runs: Sequence[Run], metrics: Sequence[str], threshold: float)
     if not differences:
         return compare_runs(runs, metrics=metrics, threshold=threshold)
     reason = f"not comparable, they differ in {differences}"
-    nothing = Comparison(Verdict.NO_VERDICT, None, None, None, 0.0, 0, reason)
-    return ComparisonGroup(
-        tuple(runs), tuple((find_metric(key), nothing) for key in metrics), threshold
-    )
+    nothing = tuple(Comparison(metric=key, reason=reason) for key in metrics)
+    return ComparisonGroup(tuple(runs), nothing, threshold)
 
 
 def _as_stored(runs: Sequence[Run], stored: ComparisonRecord | None) -> ComparisonGroup:
@@ -248,14 +225,7 @@ def _as_stored(runs: Sequence[Run], stored: ComparisonRecord | None) -> Comparis
         return _judge_stored(runs, LEADING_METRICS, THRESHOLD)
     if not stored.verdicts:
         return _judge_stored(runs, stored.metrics, stored.threshold)
-    comparisons = tuple(
-        (
-            find_metric(one.metric),
-            Comparison(**one.model_dump(exclude={"metric"}) | {"verdict": Verdict(one.verdict)}),
-        )
-        for one in stored.verdicts
-    )
-    return ComparisonGroup(tuple(runs), comparisons, stored.threshold)
+    return ComparisonGroup(tuple(runs), stored.verdicts, stored.threshold)
 
 
 def _compare_metric(
@@ -265,7 +235,7 @@ def _compare_metric(
     whole = [(a, b) for a, b in pairs if a and b]
     if not all(value > 0 for a, b in whole for value in (*a, *b)):  # as bytes that were pushed
         reason = "a value is 0, so there is no ratio"
-        return Comparison(Verdict.NO_VERDICT, None, None, None, 0.0, len(whole), reason)
+        return Comparison(metric=metric.key, pairs=len(whole), reason=reason)
     return compare(whole, metric=metric, threshold=threshold, metrics=metrics)
 
 

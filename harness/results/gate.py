@@ -18,8 +18,7 @@ from harness.results.identity import (
     describe_changes,
     with_values,
 )
-from harness.results.metrics import GATE_METRICS, Metric, find_metric
-from harness.results.perplexity import PERPLEXITY
+from harness.results.metrics import GATE_METRICS, Metric, Use, find_metric
 from harness.results.records import Run
 from harness.results.statistics.unpaired import MIN_SESSIONS, Sessions, estimate, find_discoveries
 from harness.results.store import ResultsStore
@@ -284,7 +283,7 @@ def _judge_cell(
             cells.append(replace(cell, reason=reason))
         elif cell.baseline is None:
             cells.append(replace(cell, reason=f"{metric.label} is not in the baseline"))
-        elif metric.key == PERPLEXITY:
+        elif Use.EXACT in metric.use:
             ratio = cell.candidate.mean / cell.baseline.mean
             limit = options.perplexity_threshold
             verdict, reason = judge(metric, ratio, ratio, ratio, limit, by_chance=False)

@@ -36,9 +36,8 @@ from harness.results.identity import (
     facts,
     place,
 )
-from harness.results.metrics import JUDGED_METRICS, Direction, Metric, find_metric
+from harness.results.metrics import JUDGED_METRICS, Direction, Metric, Use, find_metric
 from harness.results.nights import choose_branch, find_main_branch, find_strays, group_nights
-from harness.results.perplexity import PERPLEXITY
 from harness.results.provenance import git_branches, own_version
 from harness.results.records import SIDES, Run, RunHead, RunMeans
 from harness.results.stability import start_temperature
@@ -65,8 +64,6 @@ _BEYOND = 1.5
 """Half widths of an interval beyond which a slow change is no noise."""
 _SUBJECTS_AT_ONCE = 40
 _NONE: Mapping[str, float] = {}
-_SMALLEST: Mapping[str, float] = {PERPLEXITY: PERPLEXITY_THRESHOLD}
-"""Metrics without noise, in which smaller changes count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +150,7 @@ class Drift:
 
     def _counts(self, ratio: float) -> bool:
         is_beyond = abs(math.log(ratio)) > _BEYOND * self.half
-        least = _SMALLEST.get(self.metric.key, SMALLEST)
-        return is_beyond and abs(self.metric.gain(ratio)) > least
+        return is_beyond and abs(self.metric.gain(ratio)) > _smallest(self.metric)
 
 
 @dataclass(frozen=True)
@@ -536,7 +532,7 @@ def _sort(series: Iterable[Series], metrics: Sequence[str]) -> tuple[Series, ...
 
 def _with_changes(series: Series, judged: SeriesJudgement) -> Series:
     """Give a series the changes that count, each with the ratio of its levels."""
-    least = _SMALLEST.get(series.metric.key, 0.0)
+    least = PERPLEXITY_THRESHOLD if Use.EXACT in series.metric.use else 0.0
     standing = [
         change
         for change in judged.changes
@@ -703,18 +699,23 @@ def plan_series(series: Series, loss: float) -> int | None:
     return plan_sessions(_history(replace(series, nights=series.nights[since:])), loss)
 
 
+def _smallest(metric: Metric) -> float:
+    """Return the change that counts: of a metric without noise a smaller one."""
+    return PERPLEXITY_THRESHOLD if Use.EXACT in metric.use else SMALLEST
+
+
 def _history(series: Series) -> History:
     placed = [
         (number, session)
         for number, night in enumerate(series.nights)
         for session in night.sessions
     ]
-    has_noise = series.metric.key not in _SMALLEST
+    has_noise = Use.EXACT not in series.metric.use
     return History(
         values=[session.value for _, session in placed],
         nights=[number for number, _ in placed],
         devices=[session.head.device for _, session in placed],
         higher_is_better=series.metric.direction is Direction.HIGHER,
-        smallest=_SMALLEST.get(series.metric.key, SMALLEST),
+        smallest=_smallest(series.metric),
         heat=[start_temperature(one.head.conditions) for _, one in placed] if has_noise else (),
     )

@@ -67,6 +67,7 @@ class Use(Flag):
         EXPECTED: of a model that generates text, so that a gap in its column says something.
         BRIEF: part of a result in one line.
         SESSION: one value for all repetitions of a session.
+        EXACT: without noise: what a container gives over the same tokens, it gives again.
     """
 
     LEADING = auto()
@@ -79,6 +80,7 @@ class Use(Flag):
     EXPECTED = auto()
     BRIEF = auto()
     SESSION = auto()
+    EXACT = auto()
 
 
 _NO_USE = Use(0)
@@ -319,7 +321,7 @@ _DECLARED = (
     *_with_error(_energy("decode_energy_j_per_token", "Decode energy",
         "likewise, for each token after the first")),
     _perplexity("perplexity", "Perplexity on device", "on the device, see below",
-        Use.GATED | Use.JUDGED | Use.BRIEF, short="Perplexity\non device", rank=1),
+        Use.GATED | Use.JUDGED | Use.BRIEF | Use.EXACT, short="Perplexity\non device", rank=1),
     Metric("perplexity_error", "Standard error of perplexity",
         "its standard error, of two windows or more", decimals=3, maximum=1e15),
     _perplexity("perplexity_float", "Perplexity, float on host",

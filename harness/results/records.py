@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from harness.errors import TelemetryRecordError
 from harness.results.metrics import MAX_COUNT, Measurement, find_metric
+from harness.results.verdicts import Verdict, in_percent
 
 RunKind = Literal["bench", "generate", "perplexity", "embed", "evaluate"]
 RunStatus = Literal["running", "done", "failed", "interrupted"]
@@ -387,22 +388,35 @@ class RunHead:
         )
 
 
-class MetricVerdict(Record):
-    """Finding of a comparison for one metric; see `harness.results.comparison.Comparison`."""
+class Comparison(Record):
+    """Finding of a comparison of A with B for one metric.
+
+    Attributes:
+        ratio: B over A, the geometric mean over the pairs; None without a pair.
+        low, high: an interval around `ratio`; None where there are too few pairs for one.
+        confidence: of that interval.
+        pairs: number of pairs of sessions.
+        reason: the verdict in words.
+    """
 
     metric: str
-    verdict: Literal["regressed", "improved", "no difference seen", "no verdict"]
-    ratio: float | None
-    low: float | None
-    high: float | None
-    confidence: float
-    pairs: Count
+    verdict: Verdict = Verdict.NO_VERDICT
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    confidence: float = 0.0
+    pairs: Count = 0
     reason: StorableText
 
     @model_validator(mode="after")
-    def _is_known(self) -> "MetricVerdict":
+    def _is_known(self) -> "Comparison":
         find_metric(self.metric)
         return self
+
+    @property
+    def cells(self) -> tuple[str, str]:
+        """The change from A to B and its interval: `-9.5%`, `-10.9% to -8.2%`."""
+        return in_percent(self.ratio, self.low, self.high)
 
 
 class ComparisonRecord(Record):
@@ -419,7 +433,7 @@ class ComparisonRecord(Record):
     created_at: UtcMoment = Field(default_factory=now)
     metrics: Annotated[tuple[str, ...], Field(min_length=1, max_length=64)]
     threshold: Annotated[float, Field(ge=0, le=1)]
-    verdicts: tuple[MetricVerdict, ...] = ()
+    verdicts: tuple[Comparison, ...] = ()
 
     @model_validator(mode="after")
     def _are_known(self) -> "ComparisonRecord":

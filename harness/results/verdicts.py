@@ -6,13 +6,12 @@ Gate, comparison, histories and reports judge and speak through this module.
 from collections.abc import Iterable
 from enum import StrEnum
 
-from harness.results.metrics import Metric
-from harness.results.perplexity import PERPLEXITY
+from harness.results.metrics import Metric, Use
 from harness.words import NO_VALUE, percent
 
 THRESHOLD = 0.05
 PERPLEXITY_THRESHOLD = 0.005
-"""A perplexity has no noise: what a container gives over the same tokens, it gives again."""
+"""A perplexity is exact."""
 
 
 class Verdict(StrEnum):
@@ -26,7 +25,7 @@ class Verdict(StrEnum):
 
 def allowed_loss(metric: Metric) -> float:
     """Return the part that may be lost without a regression: of a perplexity far less."""
-    return PERPLEXITY_THRESHOLD if metric.key == PERPLEXITY else THRESHOLD
+    return PERPLEXITY_THRESHOLD if Use.EXACT in metric.use else THRESHOLD
 
 
 def judge(
