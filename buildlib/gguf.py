@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 from buildlib.errors import InputFileError
 
-SUFFIX = ".gguf"
-
 _SCALARS = MappingProxyType(
     {
         0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?",

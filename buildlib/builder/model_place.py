@@ -1,7 +1,7 @@
-"""The model that a user names: a folder, an ONNX or GGUF file, or an id of the Hugging Face hub.
+"""The model that a user names: a folder, a file, or an id of the Hugging Face hub.
 
-A GGUF becomes a folder in Hugging Face layout in the cache, once. A model of the hub lies where its
-client keeps it, in the folder of a commit.
+A file that a package has a reader for, such as a GGUF, becomes a folder in Hugging Face layout in
+the cache, once. A model of the hub lies where its client keeps it, in the folder of a commit.
 """
 
 import contextlib
@@ -10,23 +10,57 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, cast
 
 import buildlib
 from buildlib.builder.code_digest import CodeDigest
 from buildlib.cache.file_hashes import MEMO_FILE, hash_files
 from buildlib.cache.key import StageKey
 from buildlib.cache.store import StageCache
-from buildlib.checkpoint.gguf import folder as gguf_folder
+from buildlib.entry_points import entry_modules, load_entry, plugin_code
 from buildlib.errors import ModelFileError
-from buildlib.gguf import SUFFIX
 from buildlib.paths import absolute_user_path, default_cache_root, user_path
 from buildlib.progress import working
 
+DOOR = "checkpoints"
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@([\w./-]+))?")
 _FILES = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "text/*.txt")
 _COMMIT = re.compile(r"[0-9a-f]{1,64}")
 _SNAPSHOTS, _OF_MODEL = "snapshots", "models--"
-_FILE_SUFFIXES = frozenset({SUFFIX, ".onnx", ".safetensors", ".bin", ".json"})
+_FILE_SUFFIXES = frozenset({".gguf", ".onnx", ".safetensors", ".bin", ".json"})
+
+
+class CheckpointReader(Protocol):
+    """Entry point of `qnnfarm.checkpoints`, which is a module, by the suffix of its files.
+
+    Attributes:
+        LIBRARIES: packages on whose versions its work depends.
+    """
+
+    LIBRARIES: tuple[str, ...]
+
+    def write_checkpoint(self, path: Path, folder: Path) -> None:
+        """Write the model of a file into a new folder in Hugging Face layout.
+
+        Raises:
+            InputFileError: the file is damaged, or a package is missing.
+            ModelFileError: it holds no model that builds.
+        """
+
+    def inspect(self, path: Path, *, every: bool, json: bool) -> None:
+        """Print what `qnnfarm inspect` shows of a file.
+
+        Args:
+            every: each tensor, not one line for equal ones.
+            json: as JSON.
+        """
+
+
+def find_reader(path: Path) -> CheckpointReader | None:
+    """Return the reader of a file; None if no package has one."""
+    if not path.is_file():
+        return None
+    return cast("CheckpointReader | None", load_entry(DOOR, path.suffix[1:]))
 
 
 @dataclass(frozen=True)
@@ -36,7 +70,7 @@ class ModelPlace:
     Attributes:
         path: its folder, or its ONNX file.
         name: of the model.
-        file: the GGUF that the folder was made of.
+        file: that the folder was made of.
     """
 
     path: Path
@@ -57,24 +91,24 @@ def find_model(
     revision: str | None = None,
     cache_root: Path | None = None,
 ) -> ModelPlace:
-    """Return the place of a model, which may have to be downloaded, or read from a GGUF.
+    """Return the place of a model, which may have to be downloaded, or read from a file.
 
     Args:
         model: a path, or an id of the hub such as `Qwen/Qwen3-0.6B`, with `@` and a revision.
         base: of relative paths; by default the working folder.
         revision: branch, tag or commit of a model of the hub.
-        cache_root: of what is read from a GGUF; by default the user's cache.
+        cache_root: of what is read from a file; by default the user's cache.
 
     Raises:
         ModelFileError: there is none, or it cannot be had.
-        InputFileError: the GGUF is damaged.
+        InputFileError: the file is damaged.
     """
     path = (base or Path.cwd()) / user_path(model)
     if revision is not None and path.exists() and hub_origin(path) is None:
         reason = f"revision {revision!r} is of a model of the hub, and it is on this machine"
         raise ModelFileError(path, reason)
-    if path.suffix == SUFFIX and path.is_file():
-        return _read_gguf(path.absolute(), cache_root)
+    if (reader := find_reader(path)) is not None:
+        return _read_file(reader, path.absolute(), cache_root)
     if is_hub_model(path):
         path = find_snapshot(path)
     if not path.exists():
@@ -120,29 +154,25 @@ def find_snapshot(home: Path) -> Path:
     return commits[0]
 
 
-def _read_gguf(path: Path, cache_root: Path | None) -> ModelPlace:
+def _read_file(reader: CheckpointReader, path: Path, cache_root: Path | None) -> ModelPlace:
     root = absolute_user_path(cache_root or default_cache_root())
     name = path.resolve().stem
     digest = hash_files([path], root / MEMO_FILE)[path].sha256
-    versions = {"gguf": importlib.metadata.version("gguf")} if _has_gguf() else {}
-    code = CodeDigest(Path(buildlib.__file__).parent).of(gguf_folder.__name__)
+    kind, versions = path.suffix[1:], {}
+    for library in reader.LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[library] = importlib.metadata.version(library)
+    packages = Path(buildlib.__file__).parent, *plugin_code()
+    code = CodeDigest(*packages).of(*entry_modules(DOOR, [kind]))
     cache = StageCache(root, name)
 
     def build(folder: Path) -> None:
         with working(f"read {path.name}"):
-            gguf_folder.write_checkpoint(path, folder / name)
+            reader.write_checkpoint(path, folder / name)
 
-    key = StageKey("gguf", {"name": name}, (digest,), versions, code)
+    key = StageKey(kind, {"name": name}, (digest,), versions, code)
     entry = cache.get_or_build(key, path, build, subject=path.name)
     return ModelPlace(entry.folder / name, name, path, cache)
-
-
-def _has_gguf() -> bool:
-    try:
-        importlib.metadata.version("gguf")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _download(model: str, path: Path, revision: str | None) -> Path:

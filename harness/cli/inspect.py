@@ -12,14 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 from buildlib.builder.build_options import BuildOptions, no_effects
-from buildlib.builder.model_place import find_snapshot, is_hub_model
+from buildlib.builder.model_place import find_reader, find_snapshot, is_hub_model
 from buildlib.cache.layout import SIDECAR
 from buildlib.cache.records import read_files, read_info
 from buildlib.checkpoint.architectures import detect_architecture
-from buildlib.checkpoint.config import check_checkpoint_config, load_config, unread_keys
+from buildlib.checkpoint.config import load_config, unread_keys
 from buildlib.checkpoint.generation import load_generation
-from buildlib.checkpoint.gguf.config import Metadata, read_config
-from buildlib.checkpoint.gguf.tokenizer import GgufTokenizer
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE, read_json
 from buildlib.checkpoint.tokenizer import (
     describe_trimming,
@@ -34,17 +32,15 @@ from buildlib.container.layout import METADATA
 from buildlib.container.manifest import KV_BYTES, PRECISION, ContainerMetadata, is_container
 from buildlib.container.op_packages import registrations
 from buildlib.encoder.interface import EncoderConfig
-from buildlib.errors import InputFileError, ModelFileError
-from buildlib.gguf import SUFFIX, GgufHeader
+from buildlib.errors import InputFileError
 from buildlib.sizes import size_text
 from buildlib.speculative.agreement import SPECULATIVE
-from buildlib.toolchains.base import BinaryInfo, TensorInfo
+from buildlib.toolchains.base import BinaryInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.validation import NoEffect
 from harness.cli.arguments import Json
 from harness.cli.tensors import (
     print_facts,
-    print_shapes,
     print_tensors,
     read_binaries,
 )
@@ -79,8 +75,8 @@ def inspect(
     path = find_snapshot(path) if is_hub_model(path) else path
     if (path / SIDECAR).is_file():
         _inspect_entry(path, every=tensors, json=json)
-    elif path.suffix == SUFFIX and path.is_file():
-        _inspect_gguf(GgufHeader.read(path), every=tensors, json=json)
+    elif (reader := find_reader(path)) is not None:
+        reader.inspect(path, every=tensors, json=json)
     elif path.is_file():
         info = _read(path)
         if json:
@@ -124,54 +120,6 @@ def _tokenizer_facts(path: Path) -> dict[str, str]:
     trimming = describe_trimming(read_tokenizer(path))
     off = {"file": f"{trimming}: switched off, here and in the container"} if trimming else {}
     return {"puts before a text": before or "nothing", "after it": after or "nothing", **off}
-
-
-def _inspect_gguf(header: GgufHeader, *, every: bool, json: bool) -> None:
-    keys, architecture = header.keys, header.architecture
-    sizes = {
-        key.removeprefix(f"{architecture}."): value
-        for key, value in keys.items()
-        if key.startswith(f"{architecture}.")
-    }
-    tokens = header.arrays.get("tokenizer.ggml.tokens")
-    tokenizer = [str(keys.get(f"tokenizer.ggml.{key}", "")) for key in ("model", "pre")]
-    template = keys.get("tokenizer.chat_template")
-    n_bytes = header.path.stat().st_size
-    config: dict[str, object] = {}
-    refused = None
-    try:
-        model = Metadata(header)
-        config = read_config(model) | GgufTokenizer(model).special_ids
-        check_checkpoint_config(config, header.path)
-    except (InputFileError, ModelFileError) as error:
-        refused = error.reason
-    infos = [TensorInfo(n, t.shape[::-1], t.type_name, None) for n, t in header.tensors.items()]
-    if json:
-        about = {
-            "name": header.name, "architecture": architecture, "size_bytes": n_bytes,
-            "parameters": header.parameters, "types": header.types, "sizes": sizes,
-            "context_length": header.context_length, "tokenizer": tokenizer,
-            "tokens": 0 if tokens is None else tokens.count, "chat_template": template,
-            "refused": refused, "config": config,
-            "tensors": [{"name": t.name, "shape": t.shape, "dtype": t.dtype} for t in infos],
-        }  # fmt: skip
-        print_json({"gguf": about})
-        return
-    shares = (f"{n / max(1, header.parameters):.1%} {kind}" for kind, n in header.types.items())
-    facts: dict[str, object] = {
-        "model": header.name or "unnamed",
-        "architecture": architecture or "none",
-        "builds": f"as {config['model_type']}" if refused is None else f"no: {refused}",
-        "size": size_text(n_bytes),
-        "weights": f"{header.parameters:,}: {', '.join(shares)}",
-        **sizes,
-        "tokenizer": f"{', '.join(filter(None, tokenizer)) or 'none'}"
-        + ("" if tokens is None else f", {tokens.count:,} tokens"),
-        **{key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config},
-        "chat template": "none" if template is None else "yes",
-    }
-    print_facts(answers(), facts)
-    print_shapes(infos, every=every)
 
 
 def _inspect_container(path: Path, *, every: bool, json: bool) -> None:

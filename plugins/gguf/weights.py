@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from buildlib.checkpoint.checkpoint import expected_tensors, projections
 from buildlib.checkpoint.config import CheckpointConfig
-from buildlib.checkpoint.gguf.config import ROPE_DIVISORS, ROPE_LONG, ROPE_SHORT, Metadata
 from buildlib.checkpoint.tensor_file import SafetensorsWriter, StoredDtype
 from buildlib.gguf import GgufRows
 from buildlib.progress import tell
+from plugins.gguf.config import ROPE_DIVISORS, ROPE_LONG, ROPE_SHORT, Metadata
 
 _CHUNK_WEIGHTS = 1 << 22
 _NOT_WEIGHTS = frozenset((ROPE_DIVISORS, ROPE_LONG, ROPE_SHORT))

@@ -14,13 +14,13 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from buildlib.builder.model_place import find_model
 from buildlib.checkpoint.checkpoint import Checkpoint
-from buildlib.checkpoint.gguf.folder import write_checkpoint
 from buildlib.error_base import QnnfarmError
 from buildlib.errors import InputFileError, ModelFileError
 from buildlib.gguf import GgufHeader
 from buildlib.progress import WorkNote, telling
-from tests.buildlib.checkpoint.gguf_files import CONVERTED, add_tokenizer, write_gguf, write_source
+from plugins.gguf.reader import write_checkpoint
 from tests.buildlib.checkpoint.odd_strings import ODD_STRINGS
+from tests.plugins.gguf.gguf_files import CONVERTED, add_tokenizer, write_gguf, write_source
 
 _DEQUANTIZED = [
     kind for kind in gguf.GGMLQuantizationType if kind in gguf.quants._type_traits
@@ -200,7 +200,7 @@ def test_a_gguf_is_read_once_and_keeps_its_name(
     with telling(heard.append):
         place = find_model(path, cache_root=tmp_path / "cache")
     assert (place.name, place.folder.name, place.file) == ("Small-1B.Q8_0", "Small-1B.Q8_0", path)
-    monkeypatch.setattr("buildlib.checkpoint.gguf.folder.write_checkpoint", None)
+    monkeypatch.setattr("plugins.gguf.reader.write_checkpoint", None)
     assert find_model(path, cache_root=tmp_path / "cache").path == place.path
     assert {work.name for work in heard} == {"read Small-1B.Q8_0.gguf"}
     shares = [int(work.words.partition("%")[0]) for work in heard if work.words]

@@ -5,22 +5,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from buildlib.checkpoint.config import check_checkpoint_config
-from buildlib.checkpoint.gguf.config import Metadata, read_config
-from buildlib.checkpoint.gguf.tokenizer import GgufTokenizer
-from buildlib.checkpoint.gguf.weights import GgufWeights
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.errors import InputFileError
 from buildlib.files import atomic_write_bytes
 from buildlib.gguf import GgufHeader
+from plugins.gguf.config import Metadata, read_config
+from plugins.gguf.tokenizer import GgufTokenizer
+from plugins.gguf.weights import GgufWeights
+
+LIBRARIES = ("gguf",)
 
 
 def write_checkpoint(path: Path, folder: Path) -> None:
-    """Write configuration, weights, tokenizer and chat template of a GGUF into a new folder.
-
-    Raises:
-        InputFileError: the file is damaged, or its types need a package.
-        ModelFileError: it holds no model that builds.
-    """
+    """See `CheckpointReader`: configuration, weights, tokenizer and chat template."""
     if find_spec("gguf") is None:
         raise InputFileError(str(path), "it needs gguf: pip install 'qnnfarm[gguf]'")
     model = Metadata(GgufHeader.read(path))
@@ -38,3 +35,10 @@ def write_checkpoint(path: Path, folder: Path) -> None:
         text = json.dumps(content, ensure_ascii=False, indent=1 if name == CONFIG_FILE else None)
         atomic_write_bytes(folder / name, text.encode("utf-8", "replace"))
     weights.save(folder / "model.safetensors")
+
+
+def inspect(path: Path, *, every: bool, json: bool) -> None:
+    """See `CheckpointReader`."""
+    from plugins.gguf.contents import print_model
+
+    print_model(GgufHeader.read(path), every=every, json=json)
