@@ -115,7 +115,7 @@ class ConfigModel(BaseModel):
     Keys that a file does not have stay unset: `to_json` writes the text that `from_json` read.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
     @model_validator(mode="after")
     def _file_is_complete(self, info: ValidationInfo) -> Self:
@@ -210,4 +210,4 @@ def read_config(path: Path) -> bytes:
 class GenieBlock(ConfigModel):
     """A block of a Genie configuration: its keys are in kebab case."""
 
-    model_config = ConfigDict(alias_generator=kebab)
+    model_config = ConfigDict(alias_generator=kebab, defer_build=True)

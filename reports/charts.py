@@ -8,7 +8,7 @@ from datetime import datetime
 from operator import itemgetter
 
 from harness.results.history import Series
-from harness.results.identity import Subject, container_name, describe_scored, place
+from harness.results.identity import Subject, container_name, place
 from harness.results.metrics import (
     JUDGED_METRICS,
     LEADING_METRICS,
@@ -17,6 +17,7 @@ from harness.results.metrics import (
     Metric,
     find_metric,
 )
+from harness.results.perplexity import describe_scored
 from harness.results.records import Run, RunMeans
 from harness.results.verdicts import allowed_loss
 from harness.words import percent

@@ -15,7 +15,6 @@ from harness.results.identity import (
     container_name,
     container_shape,
     describe_changes,
-    describe_scored,
 )
 from harness.results.metrics import (
     LEADING_METRICS,
@@ -35,6 +34,7 @@ from harness.results.perplexity import (
     PERPLEXITY,
     PERPLEXITY_ERROR,
     REFERENCES,
+    describe_scored,
     deviation,
     find_perplexity_faults,
     matches_references,

@@ -4,17 +4,19 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.cli.arguments import RunOptions
 from harness.cli.device_lease import open_session
 from harness.console import print_remark
 from harness.errors import HarnessError, WrongUseError
 from harness.results.records import Run, new_run_id
-from harness.results.store import LazyResultsStore, ResultsStore, RunFilter
-from harness.results.timeline import write_trace
 from harness.runtimes.base import LogLevel, Model
 from harness.workloads.base import UNRECORDED, Recording
 from harness.workloads.session import Session
+
+if TYPE_CHECKING:
+    from harness.results.store import LazyResultsStore, ResultsStore
 
 
 @contextmanager
@@ -29,7 +31,7 @@ def open_recorded_session(
     """
     group_id = new_run_id()
     with (
-        LazyResultsStore(db) if db is not None else _scratch_store(options.trace) as store,
+        _open_store(db, options.trace) as store,
         writing_trace(options.trace, store, [group_id]),
         open_session(model, options, command=command) as session,
         _showing_log(session, options.log_level),
@@ -38,15 +40,16 @@ def open_recorded_session(
 
 
 @contextmanager
-def _scratch_store(trace: Path | None) -> Iterator[LazyResultsStore | None]:
-    """Make a store for a trace where the user keeps no results; None without a trace."""
-    if trace is None:
+def _open_store(db: str | None, trace: Path | None) -> "Iterator[LazyResultsStore | None]":
+    """Open the user's store, else one for the trace; None without a trace."""
+    if db is None and trace is None:
         yield None
         return
+    from harness.results.store import LazyResultsStore
 
     with (
         tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder,
-        LazyResultsStore(str(Path(folder) / "results.db")) as store,
+        LazyResultsStore(db if db is not None else str(Path(folder) / "results.db")) as store,
     ):
         yield store
 
@@ -65,7 +68,7 @@ def _showing_log(session: Session, log_level: LogLevel | None) -> Iterator[None]
 
 @contextmanager
 def writing_trace(
-    trace: Path | None, store: LazyResultsStore | None, group_ids: Sequence[str]
+    trace: Path | None, store: "LazyResultsStore | None", group_ids: Sequence[str]
 ) -> Iterator[None]:
     """Write the trace of all runs in the block, also of those that fail.
 
@@ -89,13 +92,17 @@ def writing_trace(
     _write_trace(trace, store, group_ids)
 
 
-def _write_trace(trace: Path, store: LazyResultsStore, group_ids: Sequence[str]) -> None:
+def _write_trace(trace: Path, store: "LazyResultsStore", group_ids: Sequence[str]) -> None:
     if store.existing is None:
         return
+    from harness.results.store import RunFilter
+
     save_trace(store.existing, store.existing.list_runs(RunFilter(group_ids=group_ids)), trace)
 
 
-def save_trace(store: ResultsStore, runs: Sequence[Run], trace: Path) -> None:
+def save_trace(store: "ResultsStore", runs: Sequence[Run], trace: Path) -> None:
     """Write the trace of stored runs, and say where."""
+    from harness.results.timeline import write_trace
+
     write_trace(store, runs, trace)
     print_remark(f"wrote {trace}: open it in ui.perfetto.dev")

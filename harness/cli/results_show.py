@@ -20,10 +20,10 @@ from harness.results.identity import (
     Subject,
     describe_clocks,
     describe_container,
-    describe_scored,
     device_name,
 )
 from harness.results.metrics import METRICS, summarise
+from harness.results.perplexity import describe_scored
 from harness.results.records import ArtifactRecord, Run
 from harness.results.store import ResultsStore
 from harness.words import emulator_notice, pluralize, soc_label

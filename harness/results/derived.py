@@ -13,13 +13,14 @@ loading, prefill and decode leave of the process.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final
 
 from buildlib.targets import soc_named
 from harness.results.records import ContainerInfo, TelemetrySeries
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 DISCHARGING: Final = "battery_discharging"
 """Channel with 1 where the device says that its battery discharges, else 0."""
@@ -73,6 +74,8 @@ def measure_energy(
     known = [(t, w) for t, w in zip(power.t_s, power.values, strict=True) if w is not None]
     if len(known) < LEAST_READINGS or not prefill_s:
         return {}
+    import numpy as np
+
     t, watts = np.array(known).T
     after = metrics.get("generated_tokens", 0.0) - 1
     decode_s = after / metrics.get("decode_tokens_per_s", math.inf)
@@ -96,10 +99,12 @@ def measure_energy(
 
 
 def _integrate(
-    t: npt.NDArray[np.float64], watts: npt.NDArray[np.float64],
-    starts: npt.NDArray[np.float64], seconds: float,
+    t: "npt.NDArray[np.float64]", watts: "npt.NDArray[np.float64]",
+    starts: "npt.NDArray[np.float64]", seconds: float,
 ) -> tuple[float, float]:  # fmt: skip
     """Return the energy of a phase in J with its error, by the trapezoidal rule; 0 for none."""
+    import numpy as np
+
     middle = float(starts.mean())
     inside = watts[(t >= middle) & (t <= middle + seconds)]
     readings = max(1 + int(np.count_nonzero(np.diff(inside))), int(seconds))
@@ -134,8 +139,9 @@ def find_bandwidth_share(decode_per_s: float, container: ContainerInfo, soc: str
 
 def find_tails(name: str, times_s: Sequence[float]) -> dict[str, float]:
     """Return the percentiles of times that there are enough of: `NAME_p50_s`, `NAME_p95_s`, ..."""
+    ranked = sorted(times_s)
     return {
-        f"{name}_{word}_s": float(np.quantile(times_s, part, method="inverted_cdf"))
+        f"{name}_{word}_s": ranked[math.ceil(part * len(ranked)) - 1]
         for word, part, least in _PERCENTILES
-        if len(times_s) >= least
+        if len(ranked) >= least
     }

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from harness.results.perplexity import describe_scored
 from harness.results.provenance import HOST_LIBRARIES
 from harness.results.records import (
     GENIE,
@@ -23,7 +24,7 @@ from harness.results.records import (
     PerplexityDefinition,
     Run,
 )
-from harness.words import HOST_CPU, pluralize, stand_in
+from harness.words import HOST_CPU, stand_in
 
 Pairs = tuple[tuple[str, str], ...]
 UNKNOWN = "an unknown device"
@@ -275,15 +276,6 @@ def container_shape(container: ContainerInfo) -> str:
 def describe_container(container: ContainerInfo) -> str:
     """Name a container with the shapes of its graphs: `my-llama W4A16, AR 1, 32, CL 192`."""
     return ", ".join(filter(None, (container_name(container), container_shape(container))))
-
-
-def describe_scored(definition: PerplexityDefinition | None) -> str:
-    """Describe the text that a perplexity is over: `8 windows, 1,280 tokens`."""
-    if definition is None:
-        return "an unknown number of windows"
-    half = ", second halves" if definition.positions == "second_half" else ""
-    windows, tokens = pluralize(definition.windows, "window"), definition.tokens
-    return f"{windows}, {pluralize(tokens, 'token')}{half}"
 
 
 _OF_CONTAINER = frozenset({"model", "precision", "container", "scored", "labels"})

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from harness.errors import WrongUseError
-from harness.results.records import OutputCheck, Run
+from harness.results.records import OutputCheck, PerplexityDefinition, Run
+from harness.words import pluralize
 
 PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED = (
     "perplexity",
@@ -179,3 +180,12 @@ def matches_references(values: Mapping[str, float], precision: str | None = None
     """Return whether the device's perplexity has a reference, and is near all that it has."""
     beside = any(deviation(values, reference) is not None for reference in REFERENCES)
     return beside and not find_perplexity_faults(values, precision)
+
+
+def describe_scored(definition: PerplexityDefinition | None) -> str:
+    """Describe the text that a perplexity is over: `8 windows, 1,280 tokens`."""
+    if definition is None:
+        return "an unknown number of windows"
+    half = ", second halves" if definition.positions == "second_half" else ""
+    windows, tokens = pluralize(definition.windows, "window"), definition.tokens
+    return f"{windows}, {pluralize(tokens, 'token')}{half}"

@@ -1,5 +1,7 @@
 """Recording of one run into the store while it goes on."""
 
+import gzip
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +34,8 @@ from harness.results.rows import row_of
 from harness.results.telemetry import pack
 
 _CONDITIONS: TypeAdapter[tuple[Condition, ...]] = TypeAdapter(tuple[Condition, ...])
+TRACES = "traces.jsonl.gz"
+"""Artifact of a traced run: a line with the stages of its deployment, then one for each process."""
 _UNFINISHED = ("running", "interrupted")
 
 
@@ -135,6 +139,16 @@ class RunRecorder:
             lambda connection: insert_artifact(connection, self._location, self.run.id, artifact)
         )
         return artifact
+
+    def add_traces(self, stages: Iterable[tuple[str, float]]) -> None:
+        """Keep `traces`, each a JSON document without line breaks, as the artifact `TRACES`.
+
+        Args:
+            stages: of the deployment, with their seconds.
+        """
+        lines = [json.dumps({"stages": [list(stage) for stage in stages]}), *self.traces]
+        text = "".join(f"{line}\n" for line in lines)
+        self.add_artifact(TRACES, gzip.compress(text.encode(), mtime=0), "trace")
 
     def set_runner_sha256(self, sha256: str) -> None:
         """Record the hash of the program that runs on the device."""

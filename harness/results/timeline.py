@@ -19,6 +19,7 @@ from harness.console import visible
 from harness.errors import ArtifactError, HostFileError
 from harness.results.derived import find_power
 from harness.results.records import RepetitionTelemetry, Run
+from harness.results.run_recorder import TRACES
 from harness.results.store import ResultsStore
 
 MOST_TRACED = 4000
@@ -26,8 +27,6 @@ MOST_TRACED = 4000
 MOST_STEPS = 4096
 """Decode steps of one repetition that are drawn one by one."""
 EVEN = "drawn evenly: Genie reports the mean rate of a repetition"
-TRACES = "traces.jsonl.gz"
-"""Artifact of a traced run: a line with the stages of its deployment, then one for each process."""
 _MOST_BYTES = 1 << 28
 _GAP_S = 0.05
 _WHOLE = frozenset({"QnnApi::graphExecute", "QnnNspModel::runInference"})
@@ -130,17 +129,6 @@ class Timeline:
     def seconds(self) -> float:
         """Length of the axis."""
         return max((span.start_s + span.seconds for span in self.spans), default=0.0)
-
-
-def pack_traces(stages: Iterable[tuple[str, float]], traces: Iterable[str]) -> bytes:
-    """Return the artifact `TRACES`.
-
-    Args:
-        stages: of the deployment, with their seconds.
-        traces: of the processes in their order, each a JSON document without line breaks.
-    """
-    lines = [json.dumps({"stages": [list(stage) for stage in stages]}), *traces]
-    return gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0)
 
 
 def read_traces(store: ResultsStore, run_id: str) -> Traces:

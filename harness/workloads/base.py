@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,16 +19,17 @@ from harness.errors import (
     WrongUseError,
     one_line,
 )
-from harness.results.identity import describe_scored
 from harness.results.metrics import BRIEF_METRICS, METRICS, summarise
+from harness.results.perplexity import describe_scored
 from harness.results.records import OutputCheck, Run, RunKind, WorkloadRecord, new_run_id
-from harness.results.run_recorder import RunRecorder
-from harness.results.store import ResultsStore
-from harness.results.timeline import TRACES, pack_traces
 from harness.runtimes.base import GenerationResult, Model, Need, require
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.telemetry.device_log import read_device_log
 from harness.workloads.session import Session
+
+if TYPE_CHECKING:
+    from harness.results.run_recorder import RunRecorder
+    from harness.results.store import ResultsStore
 
 NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\Z")]
 Output = TypeVar("Output", covariant=True)  # noqa: PLC0105
@@ -67,7 +68,7 @@ class Recording:
         shield: lets the logs of a failure be read though its cell was cancelled.
     """
 
-    open_store: Callable[[], ResultsStore] | None = None
+    open_store: "Callable[[], ResultsStore] | None" = None
     group_id: str = ""
     session: int = 0
     label: str = ""
@@ -77,7 +78,7 @@ class Recording:
     shield: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
-    def store(self) -> ResultsStore:
+    def store(self) -> "ResultsStore":
         """The store; made now if there is none yet."""
         if self.open_store is None:
             raise ValueError("this workload needs a results store")
@@ -86,7 +87,7 @@ class Recording:
     @contextmanager
     def start(
         self, session: Session, kind: RunKind, workload: WorkloadRecord
-    ) -> Iterator[RunRecorder]:
+    ) -> "Iterator[RunRecorder]":
         """Record a run while the block lasts; it is stored as failed if the block raises."""
         container, device, provenance = session.records()
         workload = workload.model_copy(update={"sampler": {**workload.sampler, **session.settings}})
@@ -121,18 +122,18 @@ class Recording:
 
     def start_if_stored(
         self, session: Session, kind: RunKind, workload: WorkloadRecord
-    ) -> AbstractContextManager[RunRecorder | None]:
+    ) -> "AbstractContextManager[RunRecorder | None]":
         """Record a run as `start` does, or nothing if there is no store."""
         return nullcontext() if self.open_store is None else self.start(session, kind, workload)
 
-    def stored_run(self, recorder: RunRecorder | None) -> Run | None:
+    def stored_run(self, recorder: "RunRecorder | None") -> Run | None:
         """Read back the run of an ended recording."""
         return None if recorder is None else self.store.get_run(recorder.run.id)
 
 
 def _keep_records(
     session: Session,
-    recorder: RunRecorder,
+    recorder: "RunRecorder",
     error: HarnessError | None = None,
     seconds: float = 0.0,
 ) -> None:
@@ -145,8 +146,7 @@ def _keep_records(
     if profiles:
         recorder.add_artifact("profiles.jsonl", "".join(profiles).encode(), "profile")
     if any(recorder.traces):
-        content = pack_traces(session.runtime.prepare().stages, recorder.traces)
-        recorder.add_artifact(TRACES, content, "trace")
+        recorder.add_traces(session.runtime.prepare().stages)
     if error is not None and error.loses_device:
         return
     log = ""
@@ -240,7 +240,7 @@ def check_length(result: GenerationResult) -> OutputCheck:
     return OutputCheck(outcome="failed", reason=str(end))
 
 
-def require_passed(check: OutputCheck, recorder: RunRecorder | None, serial: str) -> None:
+def require_passed(check: OutputCheck, recorder: "RunRecorder | None", serial: str) -> None:
     """Record an output check, and raise if it failed."""
     if recorder is not None:
         recorder.set_check(check.outcome, check.reason)

@@ -11,12 +11,12 @@ from pydantic import AfterValidator, Field, model_validator
 
 from buildlib.files import check_file
 from harness.errors import HostFileError, WrongUseError
-from harness.results.identity import describe_scored
 from harness.results.perplexity import (
     PERPLEXITY,
     PERPLEXITY_ERROR,
     PERPLEXITY_FLOAT,
     PerplexityBound,
+    describe_scored,
 )
 from harness.results.records import ContainerInfo, PerplexityDefinition, WorkloadRecord
 from harness.runtimes.base import (

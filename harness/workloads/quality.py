@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import WrongUseError
-from harness.results.identity import Subject, describe_scored
+from harness.results.identity import Subject
 from harness.results.perplexity import (
     PERPLEXITY,
     PERPLEXITY_FLOAT,
     REFERENCES,
     PerplexityBound,
+    describe_scored,
     find_perplexity_faults,
     last_values,
 )

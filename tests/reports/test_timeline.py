@@ -11,12 +11,10 @@ import pytest
 from harness.results.records import RepetitionTelemetry, TelemetrySeries
 from harness.results.store import ResultsStore
 from harness.results.timeline import (
-    TRACES,
     Process,
     Traced,
     Traces,
     build_timeline,
-    pack_traces,
     to_trace,
 )
 from reports import html_file, page, timeline
@@ -120,8 +118,8 @@ def test_a_page_has_the_trace_and_names_the_kept_files(tmp_path: Path) -> None:
     }
     with ResultsStore.open(tmp_path / "results.db") as store:
         recorder = store.begin_run(run)
-        packed = pack_traces([("push contents", 1.0)], [json.dumps(device)])
-        recorder.add_artifact(TRACES, packed, "trace")
+        recorder.traces.append(json.dumps(device))
+        recorder.add_traces([("push contents", 1.0)])
         recorder.add_artifact("dmesg.txt", b"[ 1.0] <hot>", "log")
         recorder.finish("failed", error="it crashed")
     composed = page.compose(page.load(str(tmp_path / "results.db")))
@@ -133,4 +131,4 @@ def test_a_page_has_the_trace_and_names_the_kept_files(tmp_path: Path) -> None:
     html = html_file.render(composed, datetime.now(UTC))
     assert "End of dmesg.txt" in html
     assert "[ 1.0] &lt;hot&gt;" in html
-    assert f"<b>{TRACES}</b> trace" in html
+    assert "<b>traces.jsonl.gz</b> trace" in html

@@ -19,13 +19,11 @@ from harness.results.metrics import Measurement
 from harness.results.records import RepetitionTelemetry, Run, TelemetrySeries
 from harness.results.store import ResultsStore
 from harness.results.timeline import (
-    TRACES,
     UNTRACED,
     Process,
     Traced,
     Traces,
     build_timeline,
-    pack_traces,
     read_traces,
     to_trace,
     write_trace,
@@ -133,7 +131,8 @@ def stored(path: Path, *lines: str) -> tuple[ResultsStore, Run]:
     store = ResultsStore.open(path / "results.db")
     run = lab.sessions()[0].model_copy(update={"status": "running", "finished_at": None})
     with store.recording(run) as recorder:
-        recorder.add_artifact(TRACES, pack_traces(STAGES, lines), "trace")
+        recorder.traces.extend(lines)
+        recorder.add_traces(STAGES)
     return store, store.get_run(run.id)
 
 
