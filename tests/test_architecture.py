@@ -14,6 +14,7 @@ pytestmark = pytest.mark.first
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("buildlib", "device_scripts", "harness", "plugins", "reports", "suites")
 Where = Literal["loading", "in a function", "for types"]
+GENERATE = "import harness.cli.app, harness.cli.generate, harness.runtimes.genie.runtime"
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
@@ -47,11 +48,27 @@ def test_the_import_contracts_hold() -> None:
         ("import buildlib.toolchains.ort_qnn.worker", {"onnx", "onnx_ir", "numpy", "pydantic"}),
         ("import buildlib.numerics.emulator_worker", {"onnx", "onnx_ir", "pydantic"}),
         ("import harness.cli.app", {"onnxruntime", "onnx", "sqlalchemy", "numpy"}),
+        (
+            GENERATE,
+            {
+                "numpy",
+                "onnx",
+                "buildlib.toolchains.compile_config",
+                "harness.results.store",
+                "harness.telemetry.conditions",
+                "plugins",
+            },
+        ),
         ("import harness, buildlib, reports, suites", {"numpy", "pydantic", "onnx", "typer"}),
     ],
 )
 def test_an_import_loads_only_what_it_needs(statement: str, absent: set[str]) -> None:
     assert loaded_by(statement) & absent == set()
+
+
+def test_a_prompt_loads_a_part_of_the_core() -> None:
+    ours = {name for name in loaded_by(GENERATE) if name.partition(".")[0] in PACKAGES}
+    assert len(ours) <= 170
 
 
 def test_reading_results_needs_only_leaves_of_the_build_library() -> None:

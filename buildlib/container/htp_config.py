@@ -4,14 +4,11 @@
 are read, and written as they were.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from buildlib.config_model import ConfigModel, One, OneOrSeveral, Several, Text
-from buildlib.targets import Target
-from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import (
     HtpContextConfig,
     HtpDeviceConfig,
@@ -20,9 +17,6 @@ from buildlib.toolchains.htp_extensions import (
     HtpMemoryConfig,
     HtpOptions,
 )
-
-_CORE: Mapping[str, object] = {"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}
-"""Settings of a core in the files that we write, where no option says otherwise."""
 
 
 class HtpGraphEntry(HtpGraphOptions):
@@ -76,19 +70,3 @@ class HtpConfig(HtpOptions):
         return self.model_copy(
             update={"context": contexts if several else next(iter(contexts), None)}
         )
-
-
-def htp_config(compiled: CompileConfig | Target) -> HtpConfig:
-    """Return the extensions that Genie runs binaries with, or those that suit a target.
-
-    Options of the compiler alone are left out: those of graphs, and of contexts all but sharing.
-    """
-    config = CompileConfig.for_target(compiled) if isinstance(compiled, Target) else compiled
-    values: dict[str, Any] = config.to_backend_extensions()
-    values.pop("graphs", None)
-    compiled_alone = set(HtpContextConfig.COMPILED)
-    run = {k: v for k, v in config.context.as_extension().items() if k not in compiled_alone}
-    values["context"] = {"weight_sharing_enabled": config.weight_sharing, **run}
-    for device in values.get("devices", ()):
-        device["cores"] = [{**_CORE, **core} for core in device.get("cores") or [{}]]
-    return HtpConfig.model_validate(values)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from buildlib.cache.file_hashes import HashMemo
 from buildlib.container.container import GenAIContainer
@@ -33,6 +34,11 @@ from buildlib.container.op_packages import OpPackage
 from buildlib.container.text_embedding import Configuration
 from buildlib.errors import ContainerError
 from buildlib.targets import Target
+from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.toolchains.htp_extensions import HtpContextConfig
+
+_CORE: Mapping[str, object] = {"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}
+"""Settings of a core in the files that we write, where no option says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,3 +173,19 @@ def _target_record(draft: ContainerContents) -> TargetRecord:
         emulator=target.emulator,
         weight_sharing=any(c.weight_sharing_enabled for c in draft.htp_config.contexts),
     )
+
+
+def htp_config(compiled: CompileConfig | Target) -> HtpConfig:
+    """Return the extensions that Genie runs binaries with, or those that suit a target.
+
+    Options of the compiler alone are left out: those of graphs, and of contexts all but sharing.
+    """
+    config = CompileConfig.for_target(compiled) if isinstance(compiled, Target) else compiled
+    values: dict[str, Any] = config.to_backend_extensions()
+    values.pop("graphs", None)
+    compiled_alone = set(HtpContextConfig.COMPILED)
+    run = {k: v for k, v in config.context.as_extension().items() if k not in compiled_alone}
+    values["context"] = {"weight_sharing_enabled": config.weight_sharing, **run}
+    for device in values.get("devices", ()):
+        device["cores"] = [{**_CORE, **core} for core in device.get("cores") or [{}]]
+    return HtpConfig.model_validate(values)

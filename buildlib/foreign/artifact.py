@@ -15,10 +15,9 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import Context, DialogBlock, GenieConfig, Tokenizer
 from buildlib.container.genie_engine import Backend, Binaries, Engine, ModelBlock, QnnHtp
 from buildlib.container.genie_positions import PositionalEncoding
-from buildlib.container.htp_config import htp_config
 from buildlib.container.layout import HTP_CONFIG, binary_name
 from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
-from buildlib.container.writer import ContainerContents, ContainerFile, write_container
+from buildlib.container.writer import ContainerContents, ContainerFile, htp_config, write_container
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.errors import InputFileError
 from buildlib.targets import Soc, Target, catalog

@@ -36,12 +36,12 @@ from harness.results.store import LazyResultsStore
 from harness.runtimes.base import GenerationResult
 from harness.runtimes.bundles.bundle import pushed_files
 from harness.telemetry.charge import ChargeWindow
-from harness.telemetry.conditions import Conditions
+from harness.telemetry.conditions import Conditions, meet_conditions
 from harness.telemetry.sampler import DEFAULT_HZ
 from harness.workloads.bench import Bench
 from harness.workloads.bench_series import BenchSeries, OnSession
 from harness.workloads.output_check import read_tokens
-from harness.workloads.session import Prepare, SessionOptions, meet_conditions
+from harness.workloads.session import Prepare, SessionOptions
 
 _COOL_C, _STABLE_S, _MOST_WAIT_S = 45.0, 20.0, 180.0
 _ASKED_WAIT_S = 600.0

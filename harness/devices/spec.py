@@ -6,7 +6,7 @@ the entry-point group `qnnfarm.device_types`: the entry's name is the type's, it
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -268,14 +268,35 @@ def check_type_name(name: str) -> str:
     return name
 
 
+class _DeviceTypes(Mapping[str, DeviceType]):
+    """The built-in types, then those of entry points, each loaded when it is asked for."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, DeviceType] = {
+            "android": AndroidType(),
+            "linux": LinuxType(),
+            "local": LocalType(),
+        }
+        self._names = tuple(dict.fromkeys((*self._loaded, *entry_names(DOOR))))
+
+    def __getitem__(self, name: str) -> DeviceType:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._loaded:
+            self._loaded[name] = load_entry(DOOR, name)
+        return self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 @cache
 def device_types() -> Mapping[str, DeviceType]:
-    """Return all device types by name: the built-in ones, then those of entry points."""
-    types: dict[str, DeviceType] = {
-        "android": AndroidType(),
-        "linux": LinuxType(),
-        "local": LocalType(),
-    }
-    for name in entry_names(DOOR):
-        types.setdefault(name, load_entry(DOOR, name))
-    return types
+    """Return all device types by name."""
+    return _DeviceTypes()

@@ -26,10 +26,11 @@ from harness.results.records import Run, now
 from harness.results.store import ResultsStore, RunFilter
 from harness.runtimes.base import LogLevel, Model
 from harness.runtimes.registry import DEFAULT_RUNTIME, open_model
+from harness.telemetry.conditions import meet_conditions
 from harness.telemetry.device_log import read_device_log
 from harness.telemetry.sampler import DEFAULT_HZ
 from harness.workloads.base import Recording, WorkloadResult, stored_result
-from harness.workloads.session import Session, SessionOptions, meet_conditions
+from harness.workloads.session import Session, SessionOptions
 
 _SWEEP_S = 30.0
 _MOST_ASKED = 500

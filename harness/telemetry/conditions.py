@@ -5,13 +5,15 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Literal, get_args
 
 from harness.clock import Clock, SystemClock
+from harness.deploy.deployment import Deployment
 from harness.devices.device import Device
 from harness.errors import ConditionsNotMetError, HarnessError, WrongUseError, one_line
+from harness.results.records import Condition
 from harness.telemetry.charge import ChargeWindow, wait_for_charge
 from harness.telemetry.gate import ConditionRecord, OnWait, Outcome, ThermalGate, wait_until_cool
 from harness.telemetry.readings import Sensors
@@ -126,6 +128,19 @@ def parse_records(output: str) -> tuple[ConditionRecord, ...]:
         if match[2] in get_args(Outcome)
     )
     return tuple(islice(records, _MOST_RECORDS))
+
+
+@contextmanager
+def meet_conditions(
+    conditions: Conditions,
+    device: Device,
+    deployment: Deployment,
+    *,
+    on_wait: OnWait | None = None,
+) -> Iterator[Sequence[Condition]]:
+    """Prepare a device by our scripts on it; with the first argument bound, a `Prepare`."""
+    with prepared(device, deployment.scripts_dir, conditions, on_wait=on_wait) as records:
+        yield tuple(asdict(record) for record in records)
 
 
 @contextmanager

@@ -4,9 +4,9 @@ A session is the unit of sampling. It begins with a device prepared afresh, and 
 is a process of its own.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
@@ -34,8 +34,6 @@ from harness.runtimes.base import (
     require,
 )
 from harness.runtimes.container_model import container_of
-from harness.telemetry.conditions import Conditions, prepared
-from harness.telemetry.gate import OnWait
 from harness.words import soc_label, stand_in
 from harness.workloads.concurrency import SessionCount
 
@@ -59,19 +57,6 @@ class DeviceSource(Protocol):
             model: SHA-256 of the model, so that the pool can tell a bad one from a bad device.
         """
         ...
-
-
-@contextmanager
-def meet_conditions(
-    conditions: Conditions,
-    device: Device,
-    deployment: Deployment,
-    *,
-    on_wait: OnWait | None = None,
-) -> Iterator[Sequence[Condition]]:
-    """Prepare a device by our scripts on it; with the first argument bound, a `Prepare`."""
-    with prepared(device, deployment.scripts_dir, conditions, on_wait=on_wait) as records:
-        yield tuple(asdict(record) for record in records)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,10 @@ from buildlib.cache.key import combined_sha256, text_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tokenizer import untrimmed_file
-from buildlib.container.htp_config import htp_config
 from buildlib.container.layout import binary_name
 from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
 from buildlib.container.text_embedding import EncoderContext, TextEmbeddingConfig, text_embedding
-from buildlib.container.writer import ContainerContents, write_container
+from buildlib.container.writer import ContainerContents, htp_config, write_container
 from buildlib.encoder import interface
 from buildlib.encoder.export import export_encoder
 from buildlib.encoder.inputs import TextTokens

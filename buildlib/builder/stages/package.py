@@ -21,7 +21,6 @@ from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_decoding import GREEDY, Sampler, TokenPenalty
 from buildlib.container.genie_positions import RopeScaling
-from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import (
     CLIPPED_ADAPTERS,
     HIDDEN_STATES,
@@ -31,7 +30,7 @@ from buildlib.container.manifest import (
     SpeculationRecord,
     plain_name,
 )
-from buildlib.container.writer import ContainerContents, ContainerFile, write_container
+from buildlib.container.writer import ContainerContents, ContainerFile, htp_config, write_container
 from buildlib.errors import ModelWarning, ToolchainError
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.rope import frequency_divisors

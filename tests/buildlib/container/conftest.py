@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
-from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import GraphsRecord, ModelRecord
-from buildlib.container.writer import ContainerContents
+from buildlib.container.writer import ContainerContents, htp_config
 from buildlib.targets import parse_target
 
 BINARIES = ("tiny_part_1_of_2.bin", "tiny_part_2_of_2.bin")

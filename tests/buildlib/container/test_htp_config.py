@@ -2,7 +2,8 @@
 
 import json
 
-from buildlib.container.htp_config import HtpConfig, htp_config
+from buildlib.container.htp_config import HtpConfig
+from buildlib.container.writer import htp_config
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 

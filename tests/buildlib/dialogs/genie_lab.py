@@ -10,7 +10,7 @@ import device_scripts
 from buildlib.builder.stages.package import genie_config
 from buildlib.checkpoint.config import load_config
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.htp_config import htp_config
+from buildlib.container.writer import htp_config
 from buildlib.encodings.files import load_encodings
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl

@@ -10,7 +10,7 @@ import pytest
 from buildlib.builder.parts import GENIE
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
-from buildlib.container.htp_config import htp_config
+from buildlib.container.writer import htp_config
 from buildlib.errors import BuildError, InputFileError
 from buildlib.foreign.importer import import_artifact
 from buildlib.graph.rope import rope_tables
