@@ -28,7 +28,7 @@ IMPORTED = (
     "harness.cli.app", "harness.plans.plan_run", "buildlib.genai", "reports.page",
     "reports.html_file", "vl_convert",
     # What commands import when they need it.
-    "buildlib.builder_options", "buildlib.cache.finished_builds", "buildlib.cache.inventory",
+    "buildlib.builder_options", "buildlib.cache.finished_builds", "buildlib.cache.entries",
     "buildlib.numerics", "buildlib.toolchains.ort_qnn.toolchain", "encodings.idna",
     "harness.cli.device_lease", "harness.cli.progress", "harness.devices.adb.discovery",
     "importlib.readers", "psycopg",

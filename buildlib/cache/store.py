@@ -11,11 +11,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from buildlib.cache.entries import prune, remove_entry, remove_leftovers
 from buildlib.cache.file_hashes import MEMO_FILE, HashMemo
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import LAST_USED, CacheEntry, entry_lock, entry_name, is_model_name
 from buildlib.cache.records import find_problem, write_records
-from buildlib.cache.removal import prune, remove_entry, remove_leftovers
 from buildlib.cache.running_builds import RunningBuild, entries_in_use
 from buildlib.cancellation import check_cancelled
 from buildlib.closeable import Closeable

@@ -9,11 +9,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from buildlib.cache import inventory, removal
-from buildlib.cache.inventory import find_entry, summarize
+from buildlib.cache import entries as stored
+from buildlib.cache.entries import EntryUsage, PruneResult, disk_usage, find_entry
 from buildlib.cache.layout import entry_folders
 from buildlib.cache.records import read_files, read_info
-from buildlib.cache.removal import EntryUsage, PruneResult, disk_usage
 from buildlib.container.container import GenAIContainer
 from buildlib.paths import default_cache_root
 from buildlib.sizes import age_text, default_limit, parse_age, parse_size, size_text
@@ -33,6 +32,8 @@ Root = Annotated[
     Path | None,
     typer.Option("--cache", help="The cache root; by default $QNNFARM_CACHE_DIR, or the user's."),
 ]
+_HIDDEN = 20
+"""Last digits of a hash, which a list leaves out."""
 
 
 @app.command("ls")
@@ -42,26 +43,37 @@ def ls(cache: Root = None, json: Json = False) -> None:
     Example: qnnfarm cache ls
     """
     root = _root(cache)
-    usages = [EntryUsage.of(folder) for folder in entry_folders(root)]
-    entries = [summarize(u) for u in sorted(usages, key=lambda usage: -usage.used_at)]
+    usages = sorted(map(EntryUsage.of, entry_folders(root)), key=lambda usage: -usage.used_at)
+    entries = [(usage, *usage.describe()) for usage in usages]
     total = disk_usage(usages)
     if json:
-        rows = [vars(entry) | {"used_at": entry.used_at.isoformat()} for entry in entries]
+        rows = [
+            {
+                "name": usage.name,
+                "model": usage.folder.parent.name,
+                "operation": usage.folder.name.partition("_")[0],
+                "subject": subject,
+                "size_bytes": usage.size_bytes,
+                "used_at": datetime.fromtimestamp(usage.used_at, UTC).isoformat(),
+                "problem": problem,
+            }
+            for usage, subject, problem in entries
+        ]
         print_json({"root": str(root), "disk_bytes": total, "entries": rows})
         return
     if not entries:
         answers().print(f"nothing in {root}; builds fill it")
         return
-    now = datetime.now(UTC)
+    now = datetime.now(UTC).timestamp()
     lines = [
         [
-            entry.model,
-            entry.name.rpartition("/")[2][: len(entry.operation) + 13],
-            size_text(entry.size_bytes),
-            f"{age_text((now - entry.used_at).total_seconds())} ago",
-            Text(entry.problem, "red") if entry.problem else entry.subject,
+            usage.folder.parent.name,
+            usage.folder.name[:-_HIDDEN],
+            size_text(usage.size_bytes),
+            f"{age_text(now - usage.used_at)} ago",
+            Text(problem, "red") if problem else subject,
         ]
-        for entry in entries
+        for usage, subject, problem in entries
     ]
     print_rows(("model", "entry", "size", "last use", "subject"), lines, right={"size"})
     console = answers()
@@ -133,7 +145,7 @@ def verify(
     verdicts = []
     with progress() as bar:
         task = bar.add_task("reading", total=len(list(entry_folders(root))))
-        for verdict in inventory.verify(root, repair=repair):
+        for verdict in stored.verify(root, repair=repair):
             verdicts.append(verdict)
             bar.advance(task)
     damaged = [verdict for verdict in verdicts if verdict.problem]
@@ -175,7 +187,7 @@ def prune(
     if everything and (to is not None or older_than is not None):
         raise WrongUseError("--all removes everything: leave out --to and --older-than")
     is_explicit = everything or to is not None or older_than is not None
-    pruned = removal.prune(
+    pruned = stored.prune(
         _root(cache),
         to_bytes=parse_size(to, "--to")
         if to is not None

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from buildlib.cache.entries import prune
 from buildlib.cache.file_hashes import HashMemo
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import entry_folders, leftovers, model_folders
 from buildlib.cache.records import find_problem
-from buildlib.cache.removal import prune
 from buildlib.cache.store import StageCache
 
 WEIGHTS = "weights"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.cache.entries import EntryUsage, disk_usage, prune
 from buildlib.cache.finished_builds import FinishedBuild, find_finished, remember_finished
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import FINISHED, LAST_USED, entry_folders
-from buildlib.cache.removal import EntryUsage, disk_usage, prune
 from buildlib.cache.store import StageCache
 from buildlib.errors import InvalidOptionError
 from buildlib.sizes import parse_age, parse_size, size_text

@@ -1,7 +1,7 @@
-"""Removal of entries, atomically, and never of one that a running build uses.
+"""Entries of the cache: listed, found by name, checked, and removed.
 
-An entry is renamed before it is deleted, so that an interrupted removal leaves nothing that looks
-like an entry.
+None goes that a running build uses. An entry is renamed before it is deleted, so that an
+interrupted removal leaves nothing that looks like an entry.
 """
 
 import contextlib
@@ -9,16 +9,19 @@ import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from filelock import Timeout
 
+from buildlib.cache.file_hashes import MEMO_FILE, HashMemo
 from buildlib.cache.finished_builds import remove_stale
 from buildlib.cache.layout import LAST_USED, entry_folders, entry_lock, leftovers, model_folders
+from buildlib.cache.records import find_problem, read_files, read_info
 from buildlib.cache.running_builds import entries_in_use
+from buildlib.errors import CacheError
 
 _Inode = tuple[int, int]
 _CLOCKS_DIFFER_S = 3600.0  # of hosts that share a cache
@@ -60,6 +63,33 @@ class EntryUsage:
         """Size of its files, shared ones included."""
         return sum(self.inodes.values())
 
+    def is_now(self, folder: Path) -> bool:
+        """Return whether the entry was not used since it was measured."""
+        return last_used(folder) == self.used_at
+
+    def describe(self) -> tuple[str, str | None]:
+        """Return which graph or part it is, and why its records cannot be read, if they cannot."""
+        try:
+            read_info(self.folder)
+            return read_files(self.folder).subject, None
+        except CacheError as error:
+            return "", error.reason
+
+
+@dataclass(frozen=True)
+class EntryCheck:
+    """Result of checking an entry.
+
+    Attributes:
+        problem: its fault, or None.
+        removed: whether it was removed because of that.
+    """
+
+    name: str
+    size_bytes: int
+    problem: str | None
+    removed: bool
+
 
 @dataclass(frozen=True)
 class PruneResult:
@@ -93,6 +123,46 @@ def last_used(folder: Path) -> float:
 def disk_usage(usages: Iterable[EntryUsage]) -> int:
     """Sum the sizes of all files, counting shared files once."""
     return sum({inode: size for usage in usages for inode, size in usage.inodes.items()}.values())
+
+
+def find_entry(root: Path, text: str) -> Path:
+    """Find an entry by path, by name, or by the beginning of its hash."""
+    folders = list(entry_folders(root))
+    exact = [f for f in folders if text in {str(f), f.name, f"{f.parent.name}/{f.name}"}]
+    prefix = text.removesuffix("/").rpartition("/")[2].lower()
+    matches = exact or [
+        folder
+        for folder in folders
+        if prefix
+        and any(f.startswith(prefix) for f in (folder.name, folder.name.partition("_")[2]))
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        raise CacheError(str(root), f"no entry {text!r}; see `qnnfarm cache ls`")
+    some = ", ".join(folder.name for folder in matches[:3])
+    raise CacheError(str(root), f"{text!r} means {len(matches)} entries: {some}; give more of it")
+
+
+def verify(root: Path, *, repair: bool = False) -> Iterator[EntryCheck]:
+    """Read every file of every entry and compare it with its hash.
+
+    Args:
+        root: the cache root.
+        repair: remove damaged entries that are not in use, so that the next build makes them again.
+    """
+    with HashMemo(root / MEMO_FILE) as memo:
+
+        def is_damaged(folder: Path) -> bool:
+            return find_problem(folder, memo) is not None
+
+        for folder in list(entry_folders(root)):
+            usage = EntryUsage.of(folder)
+            problem = find_problem(folder, memo, reread=True)
+            if problem and not folder.exists():
+                continue  # it was removed meanwhile
+            is_gone = bool(problem) and repair and _remove_unused(root, folder, is_damaged)
+            yield EntryCheck(usage.name, usage.size_bytes, problem, is_gone)
 
 
 def prune(
@@ -133,7 +203,9 @@ def prune(
         too_much = to_bytes is not None and remainder > to_bytes
         if not (everything or too_old or too_much):
             continue
-        if usage.name in in_use or not (dry_run or _remove_unused(root, usage)):
+        if usage.name in in_use or not (
+            dry_run or _remove_unused(root, usage.folder, usage.is_now)
+        ):
             busy.append(usage)
             continue
         victims.append(usage)
@@ -177,13 +249,14 @@ def remove_entry(folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _remove_unused(root: Path, usage: EntryUsage) -> bool:
-    """Remove an entry unless it is in use, or was used since it was measured."""
+def _remove_unused(root: Path, folder: Path, is_due: Callable[[Path], bool]) -> bool:
+    """Remove an entry unless it is in use; `is_due` is asked under its lock."""
+    model, name = folder.parent.name, folder.name
     try:
-        with entry_lock(root, usage.folder.parent.name, usage.folder.name).acquire(timeout=0):
-            if last_used(usage.folder) != usage.used_at or usage.name in entries_in_use(root):
+        with entry_lock(root, model, name).acquire(timeout=0):
+            if f"{model}/{name}" in entries_in_use(root) or not is_due(folder):
                 return False
-            remove_entry(usage.folder)
+            remove_entry(folder)
     except Timeout:
         return False
     return True
