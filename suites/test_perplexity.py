@@ -16,13 +16,11 @@ from harness.results.perplexity import (
 from harness.workloads.bench_prompt import bench_text
 from harness.workloads.perplexity import float_perplexity, score_text
 from harness.workloads.session import Session
-from harness.workloads.steps import (
-    DEFAULT_STEP_WINDOWS,
+from harness.workloads.verify import (
+    DEFAULT_WINDOWS,
     KL_DIVERGENCE,
     TOP1_AGREEMENT,
-    compare_steps,
-    cut_steps,
-    float_steps,
+    compare_with_float,
 )
 from suites.models import tiny_llama
 from suites.parameters import SuiteParameters
@@ -92,10 +90,8 @@ def test_decode_steps(
         text = suite_parameters.text.read_text(encoding="utf-8")
     else:
         text = tiny_llama.heldout_text() if own else bench_text()
-    most = min(suite_parameters.windows, DEFAULT_STEP_WINDOWS)
-    steps = cut_steps(session.model.windows(text, most))
-    logits = float_steps(checkpoint, session.model.info, steps)
-    divergence = compare_steps(session, text, steps, logits, recording()).output.divergence
+    most = min(suite_parameters.windows, DEFAULT_WINDOWS)
+    divergence = compare_with_float(session, text, checkpoint, recording(), windows=most).output
     record_measurement.note(KL_DIVERGENCE, divergence.kl)
     record_measurement.note(TOP1_AGREEMENT, divergence.top1)
     precise = default_tolerance(container.precision) == default_tolerance("W8A16")

@@ -33,10 +33,11 @@ from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.divergence import Divergence
 from buildlib.numerics.evaluation import (
-    FloatLogits,
+    ReferenceLogits,
     evaluate_model,
     record_float,
     text_perplexity,
+    text_samples,
 )
 from buildlib.numerics.host_loop import open_onnx
 from buildlib.numerics.transformers import TransformersModel
@@ -103,7 +104,7 @@ class Subject:
             windows += [tokens[start : start + self.window] for start in chosen]
         return windows
 
-    def float_logits(self, folder: Path) -> FloatLogits:
+    def float_logits(self, folder: Path) -> ReferenceLogits:
         """Run the model in float, by our own graph."""
         checkpoint = Checkpoint.load(self.model)
         exact = export_onnx(checkpoint, self.shape, folder)
@@ -113,8 +114,8 @@ class Subject:
         """Return the perplexity in float by torch; None where that is not installed."""
         try:
             with TransformersModel(self.model) as model:
-                config = load_text_config(self.model)
-                return text_perplexity(model, config, self.token_windows())
+                begin = load_text_config(self.model).begin
+                return text_perplexity(model, text_samples(self.token_windows(), begin))
         except BuildError as error:
             print(f"not judged by torch: {error}", file=sys.stderr)
             return None

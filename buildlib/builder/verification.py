@@ -1,10 +1,9 @@
-"""Verification of a build, stage by stage, and of a model's reading beside transformers'."""
+"""Verification of a build, stage by stage, and the model in float that one starts from."""
 
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -23,28 +22,38 @@ from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tokenizer import load_text_config, load_tokenizer
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
-from buildlib.errors import BuildError, InvalidOptionError
+from buildlib.errors import InvalidOptionError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.interface import require_shape
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
-from buildlib.numerics.comparison import Bound, VerificationReport
-from buildlib.numerics.divergence import Divergence, DivergenceSums
+from buildlib.numerics.comparison import (
+    FINITE,
+    SAME_FLOAT,
+    SAME_HALF,
+    SAME_MODEL,
+    VerificationReport,
+)
+from buildlib.numerics.evaluation import (
+    ModelSide,
+    SideComparison,
+    compare_sides,
+    open_side,
+    text_samples,
+)
 from buildlib.numerics.feeds import Embed
-from buildlib.numerics.host_loop import HostLoop, TokenModel, feed_window
+from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner, PartRunner
 from buildlib.numerics.transformers import (
     ReferenceEngine,
     TransformersModel,
     TransformersPart,
+    installed_versions,
     require_family,
+    require_installed,
 )
 from buildlib.numerics.verifier import (
-    FINITE,
-    SAME_FLOAT,
-    SAME_HALF,
-    SAME_MODEL,
     OnComparison,
     Parts,
     StageModels,
@@ -57,8 +66,6 @@ from buildlib.passes.arcl import convert_arcl
 from buildlib.targets import Target
 from buildlib.toolchains.base import OpPackageLibrary, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
-
-_AR = 32
 
 
 def verify_build(
@@ -212,99 +219,73 @@ def _sample(
     return [*config.begin, *ids][: options.max_positions]
 
 
-@dataclass(frozen=True)
-class ModelVerification:
-    """Logits of our float model beside those of transformers, over the same tokens.
-
-    Attributes:
-        prefill: over the given tokens, which go in calls of many.
-        decode: over the tokens that transformers itself goes on with, greedily, one a call.
-    """
-
-    prefill: Divergence
-    decode: Divergence
-    bound: Bound = SAME_MODEL
-
-    @property
-    def passed(self) -> bool:
-        """True if both are within the bound."""
-        return all(one.relative <= self.bound.limit for one in (self.prefill, self.decode))
+_AR = 32
 
 
 def verify_model(
     source: ModelSource,
-    tokens: Sequence[int] | None = None,
+    windows: Sequence[Sequence[int]] | None = None,
     *,
-    prefill: int = 144,
-    decode: int = 16,
-) -> ModelVerification:
+    length: int = 96,
+) -> Iterator[SideComparison]:
     """Compare a checkpoint, or an export with its checkpoint beside it, with transformers.
 
     Args:
         source: as a build reads it.
-        tokens: to prefill; by default bos and random ids.
-        prefill: so many of them, or as many as the model has positions for.
-        decode: tokens after them, one a call.
+        windows: token ids without bos; by default a window of random ones.
+        length: tokens of a window at most, bos included, or as many as the model has positions for.
+
+    Raises:
+        BuildError: torch or transformers is not installed, or cannot read it.
     """
+    require_installed(source.folder)
     config = load_text_config(source.folder)
-    prompt = list(tokens or sample_tokens(config, prefill))[:prefill]
-    if any(not 0 <= token < config.vocab_size for token in prompt):
-        raise BuildError(f"a token lies outside the vocabulary of {config.vocab_size}")
-    with tempfile.TemporaryDirectory(prefix="qnnfarm-verify-") as scratch:
-        limit = min(len(prompt) + decode, positions_of(source) or math.inf)
-        with (
-            TransformersModel(source.folder) as reference,
-            _float_model(source, int(limit), config, Path(scratch)) as ours,
-        ):
-            prompt = prompt[: max(1, int(min(limit, ours.cl)) - decode)]
-            return ModelVerification(*compare_models(ours, reference, prompt, decode))
-
-
-def compare_models(
-    ours: TokenModel, reference: TokenModel, prompt: Sequence[int], decode: int
-) -> tuple[Divergence, Divergence]:
-    """Compare the logits of two models over a prompt and over its continuation.
-
-    Args:
-        ours: takes the tokens that `reference` chooses.
-        reference: goes on with the prompt, greedily.
-        prompt: goes in calls of many tokens.
-        decode: tokens after it, one a call.
-    """
-    prefill_sums, decode_sums = DivergenceSums(), DivergenceSums()
-    ours.reset()
-    position = 0
-    try:
-        for tokens, reference_logits in feed_window(reference, prompt):
-            token = int(reference_logits[-1].argmax())
-            following = [*prompt, token][position + 1 : position + 1 + len(tokens)]
-            prefill_sums.add(ours.feed(tokens), reference_logits, following)
-            position += len(tokens)
-        for _ in range(decode):
-            reference_logits, logits = reference.feed([token]), ours.feed([token])
-            token = int(reference_logits[-1].argmax())
-            decode_sums.add(logits, reference_logits, [token])
-    except ValueError as error:
-        raise BuildError(f"the models cannot be compared: {error}") from error
-    return prefill_sums.mean(), decode_sums.mean()
+    length = int(min(length, positions_of(source) or math.inf))
+    shape = GraphShape(_AR, max(2, -(-length // _AR)) * _AR)
+    versions = ", ".join(f"{name} {text}" for name, text in installed_versions().items())
+    folder = source.folder
+    with float_loop(source, shape, decodes=True) as ours:
+        room = min(length, ours.cl) - len(config.begin)
+        plain = sample_tokens(config, length)[len(config.begin) :]
+        cut = [window[:room] for window in windows or [plain]]
+        yield from compare_sides(
+            ModelSide("transformers", lambda: open_side(TransformersModel(folder), versions)),
+            [
+                ModelSide(
+                    source.name,
+                    lambda: open_side(nullcontext(ours), "CPU, float", decodes=True),
+                    SAME_MODEL,
+                    ("prefill", "decode"),
+                )
+            ],
+            text_samples(cut, config.begin),
+            config.vocab_size,
+        )
 
 
 @contextmanager
-def _float_model(
-    source: ModelSource, n_tokens: int, config: DecoderConfig, folder: Path
+def float_loop(
+    source: ModelSource, shape: GraphShape, *, decodes: bool = False
 ) -> Iterator[HostLoop]:
-    """Make and open the model that a build would start from, for prefill and decode."""
-    shape = GraphShape(_AR, max(2, -(-n_tokens // _AR)) * _AR)
-    match source:
-        case OnnxSource():
-            ImportOnnx(source, {}, shape).run(folder)
-        case CheckpointSource():
-            AuthorModel(source, {}, shape).run(folder)
-    model = folder / MODEL_FILE
-    shape = require_shape(model)  # an export can have its own
-    files = {shape.ar: model}
-    if shape.ar > 1:
-        files[1] = convert_arcl(model, GraphShape(1, shape.cl), folder / "decode.onnx")
-    runners = {ar: [OnnxRunner(path, plain=True)] for ar, path in files.items()}
-    with HostLoop(runners, config) as loop:
-        yield loop
+    """Make the model in float that a build would start from, and open it.
+
+    Args:
+        source: a checkpoint or an export; an export may have a shape of its own.
+        decodes: with a graph of one token a call beside it; weights then stay in their files.
+    """
+    config = load_text_config(source.folder)
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
+        folder = Path(scratch)
+        match source:
+            case OnnxSource():
+                ImportOnnx(source, {}, shape).run(folder)
+            case CheckpointSource():
+                AuthorModel(source, {}, shape).run(folder)
+        model = folder / MODEL_FILE
+        shape = require_shape(model)
+        files = {shape.ar: model}
+        if decodes and shape.ar > 1:
+            files[1] = convert_arcl(model, GraphShape(1, shape.cl), folder / "decode.onnx")
+        runners = {ar: [OnnxRunner(path, plain=decodes)] for ar, path in files.items()}
+        with HostLoop(runners, config) as loop:
+            yield loop

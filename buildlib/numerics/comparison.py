@@ -13,7 +13,7 @@ from buildlib.graph import interface
 from buildlib.numerics.divergence import DivergenceSums
 from buildlib.numerics.trace import Trace
 
-Measure = Literal["bit-exact", "relative", "sqnr", "finite"]
+Measure = Literal["bit-exact", "relative", "sqnr", "kl", "finite"]
 Floats = npt.NDArray[np.float32]
 
 
@@ -22,8 +22,9 @@ class Bound:
     """Bound that a comparison must meet.
 
     Attributes:
-        measure: `bit-exact`, a largest relative difference, a least SQNR of the logits in dB, or
-            nothing but finite values (the difference is then the cost of quantization).
+        measure: `bit-exact`, a largest relative difference, a least SQNR of the logits in dB, a
+            largest KL divergence in nats, or nothing but finite values (the difference is then the
+            cost of quantization).
         limit: limit of the measure; 0 if it has none.
     """
 
@@ -36,11 +37,13 @@ class Bound:
                 return f"relative <= {self.limit:g}"
             case "sqnr":
                 return f"SQNR >= {self.limit:.3g} dB"
+            case "kl":
+                return f"KL <= {self.limit:g} nats"
             case _:
                 return self.measure
 
-    def holds(self, relative: float, sqnr_db: float) -> bool:
-        """Return whether finite values with this largest difference and SQNR meet the bound."""
+    def holds(self, relative: float, sqnr_db: float, kl: float) -> bool:
+        """Return whether finite values with these differences meet the bound."""
         match self.measure:
             case "bit-exact":
                 return relative == 0
@@ -48,8 +51,17 @@ class Bound:
                 return relative <= self.limit
             case "sqnr":
                 return sqnr_db >= self.limit
+            case "kl":
+                return kl <= self.limit
             case "finite":
                 return True
+
+
+EXACT = Bound("bit-exact")
+SAME_FLOAT = Bound("relative", 1e-5)
+SAME_MODEL = Bound("relative", 1e-4)  # two float32 programs that sum in different orders
+SAME_HALF = Bound("sqnr", 40.0)
+FINITE = Bound("finite")
 
 
 @dataclass(frozen=True)
@@ -166,7 +178,7 @@ def compare(
         sqnr_db=logits.sqnr_db,
         kl_divergence=logits.kl,
         greedy_agreement=logits.top1,
-        passed=bound.holds(relative[worst], logits.sqnr_db),
+        passed=bound.holds(relative[worst], logits.sqnr_db, logits.kl),
     )
 
 

@@ -15,6 +15,9 @@ Tokens = npt.NDArray[np.int64]
 class Divergence:
     """Distance of a model from the one that it was made of, over some steps.
 
+    Direction and names are those of llama.cpp's `--kl-divergence`: "Mean KLD" and "Same top p"
+    (github.com/ggml-org/llama.cpp, tools/perplexity).
+
     Attributes:
         kl: mean over the steps of `D(float || device) = sum_v p_v * (ln p_v - ln q_v)` in nats, p
             being the distribution of the model in float and q that of the device: the cost of
@@ -56,28 +59,6 @@ class Divergence:
             "kl_divergence": self.kl,
             "top1_agreement": self.top1,
         }
-
-
-def measure_divergence(
-    device: Sequence[Logits], reference: Sequence[Logits], following: Sequence[Sequence[int]]
-) -> Divergence:
-    """Compare the logits of two models on the same texts.
-
-    The direction and the names are those of llama.cpp's `--kl-divergence`: "Mean KLD" and "Same top
-    p" (github.com/ggml-org/llama.cpp, tools/perplexity).
-
-    Args:
-        device: logits [steps, vocab] of each text.
-        reference: of the model in float.
-        following: token that follows at each step.
-
-    Raises:
-        ValueError: they are of different steps or vocabularies, or not finite.
-    """
-    sums = DivergenceSums()
-    for ours, theirs, tokens in zip(device, reference, following, strict=True):
-        sums.add(ours, theirs, tokens)
-    return sums.mean()
 
 
 class DivergenceSums:

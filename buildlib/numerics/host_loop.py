@@ -19,7 +19,6 @@ from buildlib.closeable import Closeable
 from buildlib.errors import BuildError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
-from buildlib.numerics.divergence import token_losses
 from buildlib.numerics.feeds import CachedCalls, CallInputs, Embed
 from buildlib.numerics.runners import Arrays, OnnxRunner, PartRunner, part_sizes
 
@@ -62,23 +61,6 @@ def greedy_tokens(model: TokenModel, prompt: Sequence[int]) -> Iterator[int]:
         token = int(np.argmax(logits[-1]))
         yield token
         logits = model.feed([token])
-
-
-def window_losses(
-    model: TokenModel, begin: Sequence[int], window: Sequence[int]
-) -> npt.NDArray[np.float64]:
-    """Return the negative log-likelihood of each token of a window from an empty context.
-
-    Args:
-        begin: what stands before the window: bos, or nothing, and then its first token is not
-            predicted: nothing is before it.
-    """
-    whole = [*begin, *window]
-    losses, n_done = [], 1
-    for tokens, logits in feed_window(model, whole[:-1]):
-        losses.append(token_losses(logits, whole[n_done : n_done + len(tokens)]))
-        n_done += len(tokens)
-    return np.concatenate(losses)
 
 
 class HostLoop(Closeable):

@@ -25,7 +25,15 @@ from buildlib.checkpoint.config import DecoderConfig
 from buildlib.errors import BuildError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
-from buildlib.numerics.comparison import Bound, StageComparison, VerificationReport, compare
+from buildlib.numerics.comparison import (
+    EXACT,
+    FINITE,
+    SAME_FLOAT,
+    Bound,
+    StageComparison,
+    VerificationReport,
+    compare,
+)
 from buildlib.numerics.emulator import emulator_chains
 from buildlib.numerics.feeds import CallInputs, Embed
 from buildlib.numerics.host_loop import HostLoop, greedy_tokens
@@ -43,13 +51,8 @@ from buildlib.toolchains.base import OpPackageLibrary, Toolchain
 OnComparison = Callable[[StageComparison], None]
 Parts = Mapping[GraphShape, Sequence[Path]]
 
-EXACT = Bound("bit-exact")
-SAME_FLOAT = Bound("relative", 1e-5)
-SAME_MODEL = Bound("relative", 1e-4)  # two float32 programs that sum in different orders
-SAME_HALF = Bound("sqnr", 40.0)
 COMPILED_DB, COARSEST_DB = 40.0, 15.0  # a step of 8 bits is all that they may differ by, and large
 TWICE_THE_NOISE_DB = 3.0
-FINITE = Bound("finite")
 
 
 @dataclass(frozen=True)

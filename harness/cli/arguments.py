@@ -162,6 +162,14 @@ ReferenceWith = Annotated[
 ]
 
 
+MaxKl = Annotated[
+    float | None,
+    typer.Option(
+        min=0, metavar="N", help="Fail at a KL divergence from the reference above N nats."
+    ),
+]
+
+
 @dataclass(frozen=True)
 class ToolchainOptions:
     """The compiler of a build."""

@@ -23,7 +23,6 @@ from harness.cli.recorded_session import open_recorded_session
 from harness.console import answers, print_json, print_remark
 from harness.exit_codes import BAD
 from harness.results.identity import describe_container
-from harness.results.metrics import METRICS
 from harness.results.perplexity import (
     PERPLEXITY,
     PERPLEXITY_ERROR,
@@ -37,7 +36,6 @@ from harness.runtimes.registry import open_model
 from harness.words import pluralize
 from harness.workloads.perplexity import Perplexity
 from harness.workloads.session import Session
-from harness.workloads.steps import StepResult
 
 MaxPerplexity = Annotated[
     str | None,
@@ -80,28 +78,11 @@ def perplexity(
         ),
     ] = "target",
     lora: LoraAdapter = None,
-    per_step: Annotated[
-        bool,
-        typer.Option(
-            "--per-step",
-            help="Compare the logits of single decode steps with those of `--reference` instead: "
-            "how far the distributions are apart (KL divergence), and how often both find the same "
-            "token most probable. Over 2 windows, unless `--windows` says otherwise.",
-        ),
-    ] = False,
-    max_kl: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="Fail if the KL divergence of `--per-step` is above N nats.", metavar="N"
-        ),
-    ] = None,
     db: KeepIn = None,
     options: RunOptions,
     json: Json = False,
 ) -> None:
     """Score a text on a device: the first CL - AR positions of windows of the context length.
-
-    With `--per-step`, compare single decode steps with the model in float.
 
     Exits 1 where the perplexity is above `--max-perplexity`; without it, where it is too far from
     that of `--reference`: by more than 3 %, or 10 % with weights or activations of fewer bits than
@@ -117,8 +98,6 @@ def perplexity(
         reference_with=None if reference_with == "onnx" else reference_with,
         role=None if role == "target" else role,
         lora=parse_lora(lora),
-        per_step=per_step or None,
-        max_kl=max_kl,
     )
     model = open_model(container_dir, runtime)
     workload.check(model)
@@ -129,11 +108,9 @@ def perplexity(
     output, values = result.output, result.values
     if json:
         print_json({**session.device_fields, **_document(output, values)})
-    elif isinstance(output, StepResult):
-        _show_steps(output, values, session)
     else:
         _show(output, values, session)
-    if workload.max is None and not per_step:
+    if workload.max is None:
         faults = find_perplexity_faults(values, precision)
         for fault in faults:
             print_remark(fault)
@@ -141,12 +118,7 @@ def perplexity(
             raise typer.Exit(BAD)
 
 
-def _document(
-    output: PerplexityResult | StepResult, values: Mapping[str, float]
-) -> dict[str, object]:
-    if isinstance(output, StepResult):
-        steps = output.divergence.steps
-        return {**values, "positions": "decode_steps", "steps": steps, "windows": output.windows}
+def _document(output: PerplexityResult, values: Mapping[str, float]) -> dict[str, object]:
     return {
         PERPLEXITY_ERROR: output.error,
         **values,
@@ -155,20 +127,6 @@ def _document(
         "windows": list(output.windows),
         "retries": output.retries,
     }
-
-
-def _show_steps(output: StepResult, values: Mapping[str, float], session: Session) -> None:
-    texts = {key: METRICS[key].show(value) for key, value in values.items()}
-    answers().print(
-        f"KL divergence from float {texts['kl_divergence']}, the same most probable token in "
-        f"{texts['top1_agreement']} of {pluralize(output.divergence.steps, 'decode step')} in "
-        f"{pluralize(output.windows, 'window')}, {describe_container(session.container_info)} on "
-        f"{session.device_label}"
-    )
-    answers().print(
-        f"perplexity of these steps {texts['perplexity']}, in float on this host "
-        f"{texts['perplexity_float']}"
-    )
 
 
 def _show(output: PerplexityResult, values: Mapping[str, float], session: Session) -> None:

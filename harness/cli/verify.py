@@ -1,103 +1,184 @@
-"""`qnnfarm verify`: a model as we read it, beside transformers, before any build."""
+"""`qnnfarm verify`: whether two models are the same, of any kind."""
 
-import math
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buildlib.builder.sources import find_source
-from buildlib.builder.verification import ModelVerification, verify_model
 from buildlib.checkpoint.layout import TOKENIZER_FILE
-from buildlib.checkpoint.tokenizer import load_tokenizer, tokens_around
-from buildlib.numerics.divergence import Divergence
-from buildlib.numerics.transformers import installed_versions
-from harness.cli.arguments import Json, read_text
-from harness.cli.dialog_options import parse_tokens
-from harness.console import answers, print_json, print_remark, print_rows
+from buildlib.container.container import GenAIContainer
+from buildlib.container.manifest import is_container
+from harness.cli.arguments import (
+    DEFAULT_RUNTIME,
+    Json,
+    KeepIn,
+    MaxKl,
+    ReferenceWith,
+    RunOptions,
+    read_text,
+)
+from harness.cli.device_lease import virtual_device
+from harness.cli.groups import with_groups
+from harness.cli.recorded_session import open_recorded_session
 from harness.errors import WrongUseError
-from harness.exit_codes import BAD
-from harness.results.metrics import METRICS
+from harness.runtimes.base import DecodesSteps, Model, Scores, require
+from harness.runtimes.container_model import container_of
+from harness.runtimes.registry import open_model
+from harness.workloads.base import UNRECORDED
+from harness.workloads.bench_prompt import bench_text
+from harness.workloads.reference import open_float, window_samples
+from harness.workloads.session import Session
+from harness.workloads.verify import DEFAULT_WINDOWS, DeviceSide, Verification, float_side
 
-_HEADINGS = ("tokens", "count", "SQNR", "KL", "top-1", "perplexity", "reference", "relative")
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from buildlib.numerics.evaluation import ModelSide, OpenSide, SideComparison
+
+_EMULATED_BY = "graph"
 
 
-def verify(
-    model_dir: Annotated[
-        Path,
-        typer.Argument(
-            help="The folder of a checkpoint in Hugging Face layout, or of an ONNX export with its "
-            "checkpoint beside it."
-        ),
-    ],
-    text: Annotated[
-        Path | None, typer.Option(help="A text to compare on; by default random tokens.")
-    ] = None,
-    tokens: Annotated[
+@dataclass(frozen=True)
+class Against:
+    """Reference of a container, and its runtimes."""
+
+    reference: Annotated[
         str | None,
         typer.Option(
-            metavar="IDS",
-            help="Token ids in place of a text, such as '1 42 79', or a file of them.",
+            metavar="MODEL",
+            help="What a container is compared with: the checkpoint that it was built from, as "
+            "`build` takes it, or a container, which the emulator runs.",
+        ),
+    ] = None
+    reference_with: ReferenceWith = "onnx"
+    max_kl: MaxKl = None
+    runtime: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-r",
+            "--runtime",
+            metavar="NAME",
+            help="Runtime of a container: genie, or another of docs/runtimes.md. May be repeated.",
+        ),
+    ] = None
+    db: KeepIn = None
+
+
+@with_groups
+def verify(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="A container, a checkpoint, or an ONNX export with its checkpoint beside it."
+        ),
+    ],
+    *,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="A text to compare on; by default a built-in passage for a container, and random "
+            "tokens for a checkpoint."
         ),
     ] = None,
-    prefill: Annotated[int, typer.Option(min=1, help="Tokens that go in calls of many.")] = 144,
-    decode: Annotated[
-        int,
-        typer.Option(min=1, help="Tokens after them, one a call: transformers' own greedy choice."),
-    ] = 16,
+    windows: Annotated[int, typer.Option(min=1, help="Pieces of the text.")] = DEFAULT_WINDOWS,
+    length: Annotated[
+        int, typer.Option(min=4, help="Tokens of a piece, for a checkpoint, which has no context.")
+    ] = 96,
+    against: Against,
+    options: RunOptions,
     json: Json = False,
 ) -> None:
-    """Compare the model that a build starts from with transformers' own, both in float32.
+    """Tell whether two models are the same, by their logits over the same tokens.
 
-    Needs torch and transformers: `pip install 'qnnfarm[reference]'`. Code that comes with a model
-    is never run.
+    A checkpoint is compared with transformers' reading of it, both in float32; a container with
+    `--reference`, one token a call on a device. `qnnfarm pipeline verify` compares the stages of a
+    recipe, and `qnnfarm build --verify` those of a build. Code that comes with a model is never
+    run.
 
-    Example: qnnfarm verify MODEL_DIR --text FILE
+    Exits 1 if a side is outside of its bound: 1e-4 of the largest logit between two readings in
+    float, `--max-kl` for what is quantized.
+
+    Example: qnnfarm verify CONTAINER --reference CHECKPOINT_DIR --text FILE --max-kl 0.01
     """
-    if text is not None and tokens is not None:
-        raise WrongUseError("--text and --tokens: give one of them")
-    ids = None if tokens is None else list(parse_tokens(tokens))
-    source = find_source(model_dir, None, calibrates=False)
-    if text is not None:
-        ids = _encode(read_text(text), source.folder)
-    verification = verify_model(source, ids, prefill=prefill, decode=decode)
-    if json:
-        print_json({"model": str(model_dir), **_document(verification, installed_versions())})
+    content = None if text is None else read_text(text)
+    if is_container(model):
+        rows = _container(model, content or bench_text(), windows, against, options)
+    elif against.reference is not None:
+        raise WrongUseError(f"--reference is for containers, which {model} is not")
     else:
-        parts = {"prefill": verification.prefill, "decode": verification.decode}
-        rows = [_cells(name, one) for name, one in parts.items()]
-        print_rows(_HEADINGS, rows, right=set(_HEADINGS[1:]))
-        versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
-        verdict = "the same model" if verification.passed else "NOT the same model"
-        answers().print(f"{model_dir}: {verdict} as that of transformers ({verification.bound})")
-        print_remark(f"by {versions}")
-    if not verification.passed:
-        raise typer.Exit(BAD)
+        rows = _checkpoint(model, content, windows, length)
+    Verification.of(rows).answer(str(model), json=json)
 
 
-def _encode(text: str, folder: Path) -> list[int]:
-    tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
-    before, _ = tokens_around(tokenizer)
-    return [*before, *tokenizer.encode(text, add_special_tokens=False).ids]
+def _checkpoint(
+    model: Path, text: str | None, most: int, length: int
+) -> "Iterator[SideComparison]":
+    from buildlib.builder.sources import find_source
+    from buildlib.builder.verification import verify_model
+    from buildlib.checkpoint.tokenizer import load_tokenizer
+
+    source, windows = find_source(model, None, calibrates=False), None
+    if text is not None:
+        tokenizer = load_tokenizer(source.folder / TOKENIZER_FILE)
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        windows = [ids[start : start + length] for start in range(0, len(ids), length)[:most]]
+    return verify_model(source, windows, length=length)
 
 
-def _document(verification: ModelVerification, versions: dict[str, str]) -> dict[str, object]:
-    return {
-        "passed": verification.passed,
-        "bound": str(verification.bound),
-        "versions": versions,
-        "prefill": _values(verification.prefill),
-        "decode": _values(verification.decode),
-    }
+def _container(
+    folder: Path, text: str, most: int, against: Against, options: RunOptions
+) -> "Iterator[SideComparison]":
+    from buildlib.numerics.evaluation import compare_sides
+
+    sides = []
+    names = against.runtime or [DEFAULT_RUNTIME]
+    for name in names:
+        require((model := open_model(folder, name)).runtime, (Scores, DecodesSteps))
+        opened = open_recorded_session(model, options, command="verify", db=against.db)
+        sides.append(DeviceSide(name, opened, text, against.max_kl, against.reference_with).side)
+    model = open_model(folder, names[0])
+    windows = model.windows(text, most)
+    with _reference(model, against) as (reference, begin, vocab_size):
+        samples = window_samples(windows, begin, model.info.model)
+        yield from compare_sides(reference, sides, samples, vocab_size)
 
 
-def _values(one: Divergence) -> dict[str, object]:
-    sqnr = one.sqnr_db if math.isfinite(one.sqnr_db) else None
-    return {"tokens": one.steps, "sqnr_db": sqnr, "relative": one.relative, **one.metrics}
+@contextmanager
+def _reference(model: Model, against: Against) -> "Iterator[tuple[ModelSide, Sequence[int], int]]":
+    """Yield what a container is compared with, the tokens before a text, and the vocabulary."""
+    from buildlib.numerics.evaluation import ModelSide
+
+    reference = against.reference
+    if reference is None:
+        raise WrongUseError(
+            f"name what {model.path} is compared with: --reference CHECKPOINT_DIR, or a container"
+        )
+    if is_container(Path(reference)):
+        context = container_of(model).genie_config.dialog.context
+        begin = (context.bos_token,) if context.bos_token >= 0 else ()
+        name, opened = Path(reference).name, partial(emulated, Path(reference))
+        yield ModelSide(name, opened), begin, context.n_vocab
+        return
+    with open_float(reference, model.info, against.reference_with) as (loop, config):
+        side = float_side(lambda: nullcontext(loop), against.reference_with)
+        yield side, config.begin, config.vocab_size
 
 
-def _cells(name: str, one: Divergence) -> list[str]:
-    kl, top1 = METRICS["kl_divergence"].show(one.kl), METRICS["top1_agreement"].show(one.top1)
-    perplexities = (f"{one.perplexity:.3f}", f"{one.perplexity_float:.3f}")
-    sqnr = f"{one.sqnr_db:.1f} dB"
-    return [name, str(one.steps), sqnr, kl, top1, *perplexities, f"{one.relative:.1g}"]
+@contextmanager
+def emulated(folder: Path) -> "Iterator[OpenSide]":
+    """Run a container on a virtual device of its SoC; a phone's is made again for the emulator."""
+    from buildlib.replay import emulator_twin
+
+    container = GenAIContainer.load(folder)
+    with ExitStack() as stack:
+        if not container.metadata.target.emulator:
+            scratch = stack.enter_context(TemporaryDirectory(prefix="qnnfarm-verify-"))
+            container = emulator_twin(container, Path(scratch) / "twin")
+        device = stack.enter_context(virtual_device(container))
+        session = Session(device, open_model(container.path, _EMULATED_BY))
+        opened = nullcontext((stack.enter_context(session), UNRECORDED))
+        yield stack.enter_context(DeviceSide(_EMULATED_BY, opened).open())

@@ -330,7 +330,7 @@ _DECLARED = (
     _perplexity("perplexity_quantized_cpu", "Perplexity, quantized on CPU",
         "of the quantized model on the host's CPU, over the same tokens"),
     Metric("kl_divergence", "KL divergence from float", "of decode steps: D(float ‖ device), the "
-        "mean over the steps ([quality.md](quality.md#decode-steps))", Use.STEP | Use.BRIEF,
+        "mean over the steps ([quality.md](quality.md#is-it-the-same-model))", Use.STEP | Use.BRIEF,
         unit="nats", direction=_LOWER, shown_unit="nats", decimals=5, maximum=1e6),
     _share("top1_agreement", "Same most probable token as float",
         "part of the decode steps whose most probable token is that of float; shown in %",

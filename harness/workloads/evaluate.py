@@ -25,6 +25,7 @@ from harness.runtimes.base import (
     Framing,
     Model,
     Need,
+    StepWindow,
     TakesChats,
 )
 from harness.runtimes.container_model import has_bos
@@ -42,9 +43,9 @@ from harness.workloads.base import (
 from harness.workloads.chat import Chat, ChatFields
 from harness.workloads.reference import engine_versions, open_float
 from harness.workloads.session import Session
-from harness.workloads.steps import model_steps
 
 if TYPE_CHECKING:
+    from buildlib.numerics.divergence import Logits
     from buildlib.numerics.transformers import ReferenceEngine
     from harness.evaluation.choices import EncodedQuestion
 
@@ -294,8 +295,18 @@ def float_choices(
     Args:
         checkpoint, folder: as `open_float` has them.
     """
+    import numpy as np
+
+    from buildlib.numerics.evaluation import Sample, predict
+
     with open_float(checkpoint, model, engine, folder) as (loop, config):
-        return [one.scores(model_steps(loop, config, one.windows)) for one in questions]
+
+        def logits(window: StepWindow) -> "Logits":
+            begin = tuple(config.begin) if window.bos else ()
+            sample = Sample(begin, window.prompt, window.following)
+            return np.concatenate(list(predict(loop, [sample])))
+
+        return [one.scores(list(map(logits, one.windows))) for one in questions]
 
 
 def _steps(question: "EncodedQuestion") -> int:

@@ -20,13 +20,11 @@ from harness.results.perplexity import (
 )
 from harness.results.records import ContainerInfo, PerplexityDefinition, WorkloadRecord
 from harness.runtimes.base import (
-    DecodesSteps,
     Model,
     ModelRole,
     Need,
     PerplexityResult,
     Scores,
-    StepWindow,
     Window,
 )
 from harness.runtimes.container_model import ContainerModel
@@ -42,18 +40,10 @@ from harness.workloads.base import (
     require_passed,
     summarize,
 )
-from harness.workloads.reference import engine_versions, open_float
+from harness.workloads.reference import engine_versions, open_float, window_samples
 from harness.workloads.session import Session
-from harness.workloads.steps import (
-    DEFAULT_STEP_WINDOWS,
-    StepResult,
-    compare_steps,
-    cut_steps,
-    float_steps,
-)
 
 if TYPE_CHECKING:
-    from buildlib.numerics.divergence import Logits
     from buildlib.numerics.transformers import ReferenceEngine
 
 
@@ -79,8 +69,6 @@ class Perplexity(Workload):
         reference_with: engine of the reference: our own float model (None), or transformers.
         role: which model of a container that drafts; `reference` is that model's.
         lora: the adapter to apply, and its strength.
-        per_step: compare the logits of decode steps with those of `reference` instead, over 2
-            windows if none are set; `max_kl` bounds their divergence in nats.
     """
 
     kind: Literal["perplexity"] = "perplexity"
@@ -91,12 +79,10 @@ class Perplexity(Workload):
     reference_with: Literal["onnx", "transformers"] | None = None
     role: ModelRole | None = None
     lora: Lora | None = None
-    per_step: bool | None = None
-    max_kl: Annotated[float, Field(ge=0)] | None = None
 
     input_keys: ClassVar[tuple[str, ...]] = ("text",)
     later_keys: ClassVar[frozenset[str]] = frozenset(
-        {"reference", "reference_with", "role", "lora", "per_step", "max_kl"}
+        {"reference", "reference_with", "role", "lora"}
     )
 
     @model_validator(mode="after")
@@ -106,15 +92,6 @@ class Perplexity(Workload):
             raise ValueError(f"`max` {bound} is relative to the float model: give its `reference`")
         if self.reference_with is not None and self.reference is None:
             raise ValueError("`reference_with` computes the reference: give `reference`")
-        if self.per_step:
-            if self.reference is None:
-                raise ValueError("`per_step` compares with the float model: give its `reference`")
-            if bound is not None or self.role == "draft" or self.lora is not None:
-                raise ValueError(
-                    "`per_step` goes with `max_kl`, not with `max`, `role` draft or `lora`"
-                )
-        elif self.max_kl is not None:
-            raise ValueError("`max_kl` goes with `per_step`")
         return self
 
     @property
@@ -130,7 +107,7 @@ class Perplexity(Workload):
     @property
     def needs(self) -> tuple[Need, ...]:
         """See `Workload.needs`."""
-        return (Scores, DecodesSteps) if self.per_step else (Scores,)
+        return (Scores,)
 
     def check(self, model: Model) -> None:
         """See `Workload.check`; the engine of the reference must be installed, too."""
@@ -160,16 +137,9 @@ class Perplexity(Workload):
             BuildError: the reference cannot be computed.
         """
         text = read_text(folder / Path(self.text).expanduser())
-        most = (self.windows or DEFAULT_STEP_WINDOWS) if self.per_step else self.windows
-        windows = model.windows(text, most, self.role or "target")
+        windows = model.windows(text, self.windows, self.role or "target")
         if self.reference is None:
             return PreparedText(text)
-        if self.per_step:
-            steps = cut_steps(windows)
-            count = sum(len(step.following) for step in steps)
-            on_progress(f"computing {pluralize(count, 'step')} in float on this host")
-            logits = float_steps(self.reference, model.info, steps, self.engine, folder)
-            return PreparedText(text, steps=steps, logits=logits)
         on_progress(f"scoring {pluralize(len(windows), 'window')} in float on this host")
         value = float_perplexity(self.reference, model.info, windows, self.engine, folder)
         return PreparedText(text, references={PERPLEXITY_FLOAT: value})
@@ -179,19 +149,9 @@ class Perplexity(Workload):
         session: Session,
         recording: Recording = UNRECORDED,
         prepared: "PreparedText | None" = None,
-    ) -> WorkloadResult[PerplexityResult] | WorkloadResult[StepResult]:
+    ) -> WorkloadResult[PerplexityResult]:
         """Score the file, on the host in float first unless that was prepared."""
         prepared = prepared or self.prepare(session.model, session.options.folder)
-        if self.per_step:
-            return compare_steps(
-                session,
-                prepared.text,
-                prepared.steps,
-                prepared.logits,
-                recording,
-                max_kl=self.max_kl,
-                reference_with=self.engine,
-            )
         return score_text(
             session,
             prepared.text,
@@ -207,17 +167,10 @@ class Perplexity(Workload):
 
 @dataclass(frozen=True)
 class PreparedText:
-    """A text with the results in float of this host over the positions that a device scores.
-
-    Attributes:
-        references: values by metric.
-        steps, logits: the decode steps of `per_step`, and the logits there.
-    """
+    """A text with the results in float of this host, by metric, over what a device scores."""
 
     text: str
     references: Mapping[str, float] = field(default_factory=dict)
-    steps: Sequence[StepWindow] = ()
-    logits: "Sequence[Logits]" = ()
 
 
 def read_text(path: Path) -> str:
@@ -303,12 +256,5 @@ def float_perplexity(
     """
     from buildlib.numerics.evaluation import text_perplexity
 
-    (context,) = {len(window.context) for window in windows}
     with open_float(checkpoint, info, engine, folder) as (model, config):
-        if not context and not config.begin:
-            raise WrongUseError(
-                f"{info.model} puts bos before texts, and the tokenizer of {checkpoint} nothing: "
-                "build the container again"
-            )
-        pieces = [window.tokens for window in windows]
-        return text_perplexity(model, config, pieces, context=context)
+        return text_perplexity(model, window_samples(windows, config.begin, info.model))

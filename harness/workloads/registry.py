@@ -11,9 +11,11 @@ from harness.workloads.embed import Embed
 from harness.workloads.evaluate import Evaluate
 from harness.workloads.generate import Generate
 from harness.workloads.perplexity import Perplexity
+from harness.workloads.verify import Verify
 
 AnyWorkload = Annotated[
-    Bench | Perplexity | Generate | Dialog | Embed | Evaluate | Command, Field(discriminator="kind")
+    Bench | Perplexity | Verify | Generate | Dialog | Embed | Evaluate | Command,
+    Field(discriminator="kind"),
 ]
 """Each kind of workload. Derive another from `Workload`, and add it here."""
 _ADAPTER: TypeAdapter[AnyWorkload] = TypeAdapter(AnyWorkload)

@@ -1,13 +1,13 @@
 """`qnnfarm aot compile`, `push` and `run`: from a `.mllm` file to a device."""
 
 import sys
-import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 import typer
 import yaml
 
@@ -15,27 +15,26 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import is_container
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import link_into
-from buildlib.numerics.host_loop import feed_window
+from buildlib.numerics.evaluation import ModelSide, compare_sides
 from buildlib.paths import default_cache_root
-from buildlib.replay import emulator_twin
 from buildlib.sizes import size_text
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import DeviceOptions, Json, RunOptions, absolute
-from harness.cli.device_lease import open_session, virtual_device
+from harness.cli.device_lease import open_session
 from harness.cli.generate import answer
 from harness.cli.groups import with_groups
 from harness.cli.progress import BuildBar
+from harness.cli.verify import emulated
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.deploy.deployment import Deployment
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
-from harness.runtimes.base import Framing, Generates, GenerationRequest, Model
 from harness.runtimes.deployed import DeployedRuntime
 from harness.runtimes.registry import open_model
-from harness.workloads.bench_prompt import cut_prompt
+from harness.workloads.bench_prompt import bench_text
 from harness.workloads.generate import Generate
-from harness.workloads.reference import open_float
-from harness.workloads.session import Session
+from harness.workloads.reference import open_float, window_samples
+from harness.workloads.verify import float_side
 from plugins.mllm.command_files import read_configs
 from plugins.mllm.compiler import check_compilable, compile_context, find_compiler
 from plugins.mllm.config import RUNNER_CL, AotConfig, ModelConfig
@@ -43,10 +42,13 @@ from plugins.mllm.contents import size_name
 from plugins.mllm.context import MllmFiles, plan_context
 from plugins.mllm.runtime import MllmDescription, MllmModel, check_binary, described_model
 
+if TYPE_CHECKING:
+    from buildlib.numerics.divergence import Divergence
+    from harness.runtimes.base import Model
+
 _TOKENIZER = "tokenizer.json"
-_PROMPTS, _PROMPT_TOKENS, _ANSWER_TOKENS = 20, 24, 16
-_LIKELIEST, _LEAST_PART = 10, 0.5
-"""A sound context's tokens are among so many of the float model's likeliest, in most places."""
+LEAST_TOP1 = 0.25
+"""Of a sound context: real models of 4 bits have 0.5 and more, nonsense nearly nothing."""
 
 _Config = Annotated[Path, typer.Option("-c", "--config", help="The model's config_X.json.")]
 _TokenizerFile = Annotated[
@@ -261,8 +263,8 @@ def push(
 ) -> None:
     """Push the context, mllm's runner, its libraries, op packages and QNN to a phone.
 
-    Contents that the phone holds are not pushed again. Before that, twenty prompts are answered on
-    the emulator, and the answers compared with what the float checkpoint holds likely.
+    Contents that the phone holds are not pushed again. Before that, a text is decoded on the
+    emulator, and compared with the float checkpoint as `qnnfarm verify` does.
 
     X.yaml beside the context describes all of it for `qnnfarm bench X.yaml --runtime mllm`.
 
@@ -277,9 +279,13 @@ def push(
                 "--checkpoint names the float model that the answers are compared with; "
                 "--unchecked pushes without"
             )
-        agreement = compare_with_float(_container_of(runner.context), checkpoint)
-        print_remark(str(agreement))
-        if not agreement.holds:
+        found = compare_with_float(_container_of(runner.context), checkpoint)
+        print_remark(
+            f"on the emulator, {found.top1:.0%} of {found.steps} tokens are the likeliest of the "
+            f"float model, KL {found.kl:.5f} nats"
+        )
+        if found.top1 < LEAST_TOP1:
+            print_remark("the context answers nonsense, nothing is pushed")
             raise typer.Exit(BAD)
     with open_session(model, options, command="aot push") as session:
         runtime = session.runtime
@@ -313,33 +319,6 @@ def _show_deployment(deployment: Deployment, origins: Mapping[str, str], *, json
     )
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Greedy answers of a context, judged by the float model.
-
-    Attributes:
-        likely: tokens that are among the float model's likeliest at their place.
-        first: tokens that are the likeliest.
-    """
-
-    prompts: int
-    tokens: int
-    likely: int
-    first: int
-
-    @property
-    def holds(self) -> bool:
-        """True if most tokens are likely."""
-        return self.likely >= _LEAST_PART * self.tokens
-
-    def __str__(self) -> str:
-        words = (
-            f"{self.prompts} prompts on the emulator: of {self.tokens} tokens the float model "
-            f"holds {self.likely} among its {_LIKELIEST} likeliest, {self.first} the likeliest"
-        )
-        return words if self.holds else f"{words}; the context answers nonsense, nothing is pushed"
-
-
 def _container_of(context: Path) -> GenAIContainer:
     folder = context.with_suffix("")
     if not is_container(folder):
@@ -350,38 +329,17 @@ def _container_of(context: Path) -> GenAIContainer:
     return GenAIContainer.load(folder)
 
 
-def compare_with_float(container: GenAIContainer, checkpoint: str | Path) -> Agreement:
-    """Answer prompts on the emulator, and judge each token of the answers by a float model."""
-    with tempfile.TemporaryDirectory(prefix="qnnfarm-aot-") as scratch:
-        twin = container
-        if not container.metadata.target.emulator:
-            print_remark("making the context for the emulator")
-            twin = emulator_twin(container, Path(scratch) / "twin")
-        step, most = _prompt_lengths(twin)
-        text = cut_prompt(twin.files[_TOKENIZER], step * _PROMPTS).token_ids
-        prompts = [text[start : start + step] for start in range(0, len(text), step)]
-        model, answers_ = open_model(twin.path, "graph"), []
-        with virtual_device(twin) as device, Session(device, model) as session:
-            for prompt in prompts:
-                request = GenerationRequest(most, token_ids=prompt, framing=Framing())
-                result = session.require(Generates).generate(request)
-                answers_.append(result.token_ids or ())
-    tokens = likely = first = 0
-    with open_float(checkpoint, model.info, "onnx") as (float_model, _):
-        for prompt, answer in zip(prompts, answers_, strict=True):
-            pieces = feed_window(float_model, [*prompt, *answer])
-            logits = np.concatenate([rows for _, rows in pieces])[len(prompt) - 1 : -1]
-            better = (logits > logits[np.arange(len(answer)), list(answer), None]).sum(axis=1)
-            tokens += len(answer)
-            likely += int((better < _LIKELIEST).sum())
-            first += int((better == 0).sum())
-    return Agreement(len(prompts), tokens, likely, first)
-
-
-def _prompt_lengths(container: GenAIContainer) -> tuple[int, int]:
-    """Return the tokens of a prompt and of its answer, which fit into the context."""
-    room = container.metadata.graphs.context_length - 2
-    return min(_PROMPT_TOKENS, room // 2), min(_ANSWER_TOKENS, room // 2)
+def compare_with_float(container: GenAIContainer, checkpoint: str | Path) -> "Divergence":
+    """Decode a text by the graphs on the emulator, beside a float model."""
+    model = open_model(container.path, "graph")
+    context = ModelSide("context", partial(emulated, container.path), calls=("decode",))
+    with open_float(checkpoint, model.info, "onnx") as (loop, config):
+        samples = window_samples(model.windows(bench_text(), 1), config.begin, model.info.model)
+        in_float = float_side(lambda: nullcontext(loop))
+        *_, row = compare_sides(in_float, [context], samples, config.vocab_size)
+    if row.divergence is None:
+        raise AssertionError("the context is no side that is missing")
+    return row.divergence
 
 
 @with_groups

@@ -13,7 +13,7 @@ import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from buildlib.sizes import size_text
-from harness.cli.arguments import Json, KeepIn, read_text
+from harness.cli.arguments import Json, MaxKl, ReferenceWith, read_text
 from harness.cli.completion import complete_targets
 from harness.cli.dialog_options import System, UseChat
 from harness.cli.progress import ModelBar, StageBar, describe_stage, stage_time
@@ -108,35 +108,31 @@ def run(
         _print_out(document)
 
 
-@app.command("compare")
-def compare(
+@app.command("verify")
+def verify(
     recipe: Recipe,
     model: Model = None,
     until: Until = None,
     text: Text = None,
     windows: Windows = None,
-    device: Device = None,
-    db: KeepIn = None,
+    reference_with: ReferenceWith = "onnx",
+    max_kl: MaxKl = None,
     json: Json = False,
 ) -> None:
-    """Run a recipe's stages, and evaluate the output of each beside the model in float.
+    """Run a recipe's stages, and compare the output of each with the model in float.
 
-    Perplexity, KL divergence from float and how often both find the same token most probable, over
-    the same text: in float and quantized on this host's CPU, compiled on the HTP emulator, and with
-    `--device` by Genie, with its speed.
+    All run on this host, the container on the HTP emulator. With `--reference-with transformers`
+    its reading of the model judges ours, too. Exits 1 if a stage is outside of its bound, and names
+    the first. `qnnfarm verify` compares the container on a device.
 
-    Example: qnnfarm pipeline compare recipe.yaml --windows 4
+    Example: qnnfarm pipeline verify recipe.yaml --max-kl 0.01
     """
     content = None if text is None else read_text(text)
     pipe = _open(model, recipe)
     pipe.text_to_compare(content, windows)  # refuses before stages run
     _construct(pipe, until)
-    print_remark(f"evaluating {', '.join(pipe.completed)}")
-    comparison = pipe.compare(device=device, text=content, windows=windows, db=db)
-    if json:
-        print_json({"model": pipe.model_name, **comparison.as_document()})
-    else:
-        comparison.print()
+    found = pipe.verify(content, windows, max_kl=max_kl, reference_with=reference_with)
+    found.answer(pipe.model_name, json=json)
 
 
 @app.command("sensitivity")

@@ -1,60 +1,42 @@
-"""The stages of a pipeline side by side: perplexity, divergence from float, and speed.
+"""The outputs of a pipeline's stages: beside each other, and their scores on a text.
 
 Stages run on this host over one text: float and quantized models on its CPU, a container for the
-emulator on the HTP emulator, all by the same loop. A device runs the container by Genie: it scores
-the same windows, its logits are compared with float at single decode steps, and its speed is what
-Genie's own profile says. The host has no speed of a model's.
+emulator on the HTP emulator, all by the same loop.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.graph.interface import require_shape
-from buildlib.numerics.evaluation import FloatLogits, evaluate_model, record_float
-from buildlib.numerics.host_loop import open_onnx, window_losses
-from harness.console import EMULATOR, Row, print_remark, print_rows
-from harness.errors import ConfigFileError, PipelineError
-from harness.results.metrics import METRICS
-from harness.results.perplexity import (
-    PERPLEXITY,
-    PERPLEXITY_FLOAT,
-    PERPLEXITY_QUANTIZED,
-    standard_error,
+from buildlib.numerics.comparison import SAME_MODEL
+from buildlib.numerics.evaluation import (
+    ModelSide,
+    OpenSide,
+    compare_sides,
+    open_side,
+    sample_losses,
 )
+from buildlib.numerics.host_loop import open_onnx
+from buildlib.numerics.transformers import TransformersModel
+from harness.errors import ConfigFileError, PipelineError
+from harness.results.perplexity import standard_error
 from harness.runtimes.base import Window
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.windows import cut_windows
-from harness.words import pluralize
-from harness.workloads.base import UNRECORDED, Recording
-from harness.workloads.generate import Generate
 from harness.workloads.perplexity import score_text
+from harness.workloads.reference import window_samples
 from harness.workloads.session import Session
-from harness.workloads.steps import (
-    DEFAULT_STEP_WINDOWS,
-    KL_DIVERGENCE,
-    TOP1_AGREEMENT,
-    compare_steps,
-    cut_steps,
-    model_steps,
-)
-from plugins.pipeline.host_model import HostModel, open_host_model
+from harness.workloads.verify import Verification, float_side, kl_bound
+from plugins.pipeline.host_model import HostModel, open_host_model, unable_here
 from plugins.pipeline.settings import EvaluatorConfig, MetricConfig
 from plugins.pipeline.stage import ModelFolder
 
-PREFILL, DECODE = "prefill_tokens_per_s", "decode_tokens_per_s"
-_COLUMNS = {
-    PERPLEXITY: "perplexity",
-    KL_DIVERGENCE: "KL",
-    TOP1_AGREEMENT: "top-1",
-    PREFILL: "prefill",
-    DECODE: "decode",
-}
-_ANSWER_TOKENS = 32
 _WHERE = {
     "float": "CPU, float",
     "quantized": "CPU, quantized",
@@ -62,86 +44,57 @@ _WHERE = {
 }
 
 
-@dataclass(frozen=True)
-class StageQuality:
-    """One stage, measured.
+def compare_stages(
+    outputs: Sequence[tuple[str, Mapping[str, object]]],
+    text: str,
+    windows: int | None,
+    scratch: Path,
+    *,
+    max_kl: float | None = None,
+    judge: Path | None = None,
+) -> Verification:
+    """Compare the output of each stage with the model in float, but for those that changed nothing.
 
-    Attributes:
-        stage: name of the stage, or `device`.
-        where: the processor that ran it.
-        values: by key of `harness.results.metrics`; empty if it cannot run here.
-        note: the reason that it cannot, or the sample of some values.
+    Args:
+        judge: folder of a checkpoint that transformers runs as the reference, in place of the
+            model of the first stage, which is a side then.
     """
+    name, first = outputs[0]
+    model = float_folder(first)
+    config = load_config(model / CONFIG_FILE)
+    samples = window_samples(float_windows(model, text, windows), config.begin, name)
 
-    stage: str
-    where: str
-    values: Mapping[str, float] = field(default_factory=dict)
-    note: str = ""
+    def in_float() -> AbstractContextManager[OpenSide]:
+        return open_side(open_onnx(model / MODEL_FILE, config, plain=True), _WHERE["float"])
 
-
-@dataclass(frozen=True)
-class PipelineComparison:
-    """All stages, in order, over the same text.
-
-    Attributes:
-        windows: pieces of the text, each of the context length.
-        tokens: tokens scored.
-        emulator: whether the device was an emulator, whose speed says nothing about hardware.
-    """
-
-    stages: tuple[StageQuality, ...]
-    windows: int
-    tokens: int
-    emulator: bool = False
-
-    def print(self) -> None:
-        """Print a table on stdout, and the size of the sample on stderr; float has no distance."""
-        shown = [key for key in _COLUMNS if any(key in one.values for one in self.stages)]
-        float_loss = next((one.values.get(PERPLEXITY) for one in self.stages), None)
-        rows = []
-        for one in self.stages:
-            is_float = one.values == self.stages[0].values
-            known = {PERPLEXITY} & one.values.keys() if is_float else one.values.keys()
-            cells = [one.stage, one.where]
-            cells += [METRICS[k].show(one.values[k]) if k in known else "-" for k in shown]
-            perplexity = one.values.get(PERPLEXITY)
-            away = f"{perplexity / float_loss - 1:+.2%}" if perplexity and float_loss else "-"
-            away = "-" if is_float else away
-            cells.insert(3, away)
-            rows.append(Row(cells, [one.note] if one.note else []))
-        labels = [_COLUMNS[key] for key in shown]
-        headings = ("stage", "runs on", labels[0], "from float", *labels[1:])
-        print_rows(headings, rows, right=set(headings[2:]))
-        over = f"{pluralize(self.tokens, 'token')} in {pluralize(self.windows, 'window')}"
-        print_remark(f"over {over}")
-        if self.emulator:
-            print_remark(EMULATOR)
-
-    def as_document(self) -> dict[str, object]:
-        """Return the comparison as JSON can hold it."""
-        return asdict(self)
+    reference, sides = ModelSide(name, in_float), []
+    if judge is not None:
+        reference = float_side(lambda: TransformersModel(judge), "transformers")
+        sides.append(ModelSide(name, in_float, SAME_MODEL))
+    seen = [first]
+    for stage, made in outputs[1:]:
+        if made not in seen:
+            seen.append(made)
+            opened = partial(_open_stage, made, scratch)
+            sides.append(ModelSide(stage, opened, kl_bound(max_kl), missing=unable_here(made)))
+    return Verification.of(compare_sides(reference, sides, samples, config.vocab_size))
 
 
-@dataclass(frozen=True)
-class ComparedText:
-    """The text of a comparison, cut for the model in float.
+@contextmanager
+def _open_stage(outputs: Mapping[str, object], scratch: Path) -> Iterator[OpenSide]:
+    with (
+        open_host_model(outputs, scratch) as model,
+        open_side(nullcontext(model.loop), _WHERE[model.kind]) as side,
+    ):
+        yield side
 
-    Attributes:
-        model: the folder of the model in float.
-        most: so many windows at most; None: all.
-    """
 
-    model: Path
-    text: str
-    most: int | None
-
-    @cached_property
-    def windows(self) -> list[Window]:
-        """The windows that Genie scores at the model's AR and CL."""
-        shape = require_shape(self.model / MODEL_FILE)
-        limit = ContextLimit(shape.cl, shape.ar)
-        bos = bool(load_config(self.model / CONFIG_FILE).begin)
-        return cut_windows(self.text, self.model / TOKENIZER_FILE, limit, self.most, bos=bos)
+def float_windows(model: Path, text: str, most: int | None) -> list[Window]:
+    """Return the windows that Genie scores at the AR and CL of a model in float."""
+    shape = require_shape(model / MODEL_FILE)
+    limit = ContextLimit(shape.cl, shape.ar)
+    bos = bool(load_config(model / CONFIG_FILE).begin)
+    return cut_windows(text, model / TOKENIZER_FILE, limit, most, bos=bos)
 
 
 def float_folder(outputs: Mapping[str, object]) -> Path:
@@ -154,76 +107,6 @@ def float_folder(outputs: Mapping[str, object]) -> Path:
     return folder
 
 
-def compare_on_host(
-    stages: Sequence[tuple[str, Mapping[str, object]]], text: ComparedText, scratch: Path
-) -> PipelineComparison:
-    """Evaluate the output of each stage on this host."""
-    windows = text.windows
-    config = load_config(text.model / CONFIG_FILE)
-    tokens = [window.tokens for window in windows]
-    rows: list[StageQuality] = []
-    qualities: dict[object, StageQuality] = {}
-    with record_float(text.model / MODEL_FILE, config, tokens) as reference:
-        for name, outputs in stages:
-            key = tuple(sorted((k, str(v)) for k, v in outputs.items()))
-            if not qualities:  # the model in float, with or without encodings beside it
-                qualities[key] = StageQuality(name, _WHERE["float"], reference.own().metrics)
-            elif key not in qualities:
-                qualities[key] = _evaluate(name, outputs, reference, scratch)
-            rows.append(replace(qualities[key], stage=name))
-    scored = sum(len(window.scored) for window in windows)
-    return PipelineComparison(tuple(rows), len(windows), scored)
-
-
-def _evaluate(
-    name: str, outputs: Mapping[str, object], reference: FloatLogits, scratch: Path
-) -> StageQuality:
-    try:
-        with open_host_model(outputs, scratch) as model:
-            divergence = evaluate_model(model.loop, reference)
-            return StageQuality(name, _WHERE[model.kind], divergence.metrics)
-    except PipelineError as error:
-        return StageQuality(name, "-", note=str(error))
-
-
-def compare_on_device(
-    session: Session,
-    text: ComparedText,
-    host: PipelineComparison,
-    recording: Recording = UNRECORDED,
-) -> StageQuality:
-    """Measure a container on a leased device, by Genie, beside the host's figures."""
-    scored = score_text(
-        session, text.text, recording, windows=text.most, references=_references(host)
-    )
-    steps = cut_steps(text.windows[:DEFAULT_STEP_WINDOWS])
-    config = load_config(text.model / CONFIG_FILE)
-    with open_onnx(text.model / MODEL_FILE, config) as model:
-        logits = model_steps(model, config, steps)
-    divergence = compare_steps(session, text.text, steps, logits, recording)
-    prompt = text.windows[0].text[: len(text.windows[0].text) // 2]
-    tokens = min(_ANSWER_TOKENS, ContextLimit.of(session.container).context_length // 4)
-    workload = Generate.of(prompt=prompt, max_tokens=tokens)
-    workload.check(session.model)
-    answer = workload.run(session, recording).output
-    values = {PERPLEXITY: scored.output.perplexity}
-    values |= {key: divergence.values[key] for key in (KL_DIVERGENCE, TOP1_AGREEMENT)}
-    values |= {key: answer.metrics[key] for key in (PREFILL, DECODE) if key in answer.metrics}
-    n_steps = sum(len(window.following) for window in steps)
-    note = f"KL divergence and top-1 over {pluralize(n_steps, 'decode step')}; speed by Genie"
-    return StageQuality("device", session.device_label, values, note)
-
-
-def _references(host: PipelineComparison) -> dict[str, float]:
-    """Return the host's perplexities by metric: in float, and of the latest quantized model."""
-    references = {}
-    for one in host.stages:
-        key = PERPLEXITY_FLOAT if one.where == _WHERE["float"] else PERPLEXITY_QUANTIZED
-        if one.values and one.where != _WHERE["compiled"]:
-            references[key] = one.values[PERPLEXITY]
-    return references
-
-
 def score_on_host(model: HostModel, text: str, windows: int | None) -> tuple[float, float | None]:
     """Score a text on the host loop.
 
@@ -231,9 +114,10 @@ def score_on_host(model: HostModel, text: str, windows: int | None) -> tuple[flo
         The perplexity, `exp` of the mean negative log-likelihood of its tokens, and its standard
         error, None of one window.
     """
-    begin = model.config.begin
-    pieces = cut_windows(text, model.tokenizer, model.limit, windows, bos=bool(begin))
-    losses = [float(window_losses(model.loop, begin, w.tokens).mean()) for w in pieces]
+    bos = bool(model.config.begin)
+    pieces = cut_windows(text, model.tokenizer, model.limit, windows, bos=bos)
+    samples = window_samples(pieces, model.config.begin, str(model.tokenizer))
+    losses = [float(sample_losses(model.loop, sample).mean()) for sample in samples]
     # windows have as many tokens
     return math.exp(math.fsum(losses) / len(losses)), standard_error(losses)
 

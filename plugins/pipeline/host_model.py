@@ -57,12 +57,24 @@ def open_host_model(outputs: Mapping[str, object], scratch: Path) -> Iterator[Ho
     container, model = outputs.get("container"), outputs.get("model")
     if not isinstance(model, ModelFolder):
         raise PipelineError("no stage has made a model yet; construct() runs them")
+    if reason := unable_here(outputs):
+        raise PipelineError(reason)
     if isinstance(container, Path):
         with _compiled(GenAIContainer.load(container), model.path) as host_model:
             yield host_model
     else:
         with _onnx(model, scratch) as host_model:
             yield host_model
+
+
+def unable_here(outputs: Mapping[str, object]) -> str:
+    """Return why this host cannot run the latest model; empty if it can."""
+    container = outputs.get("container")
+    if not isinstance(container, Path):
+        return ""
+    target = parse_target(GenAIContainer.load(container).metadata.target.name)
+    other = f"name a device of that kind, or build for {target}:emulator"
+    return "" if target.emulator else f"the container is for {target}: {other}"
 
 
 @contextmanager
@@ -84,11 +96,6 @@ def _onnx(model: ModelFolder, scratch: Path) -> Iterator[HostModel]:
 @contextmanager
 def _compiled(container: GenAIContainer, model: Path) -> Iterator[HostModel]:
     target = parse_target(container.metadata.target.name)
-    if not target.emulator:
-        raise PipelineError(
-            f"the container is for {target}: name a device of that kind, or build for "
-            f"{target}:emulator"
-        )
     config = load_config(model / CONFIG_FILE)
     cl = container.metadata.graphs.context_length
     binaries = [container.path / name for name in container.genie_config.ctx_bins]

@@ -12,7 +12,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -24,13 +23,12 @@ from buildlib.builder.model_place import find_model
 from buildlib.builder.runner import StageRecord, StageRunner
 from buildlib.cache.store import StageCache
 from buildlib.container.container import GenAIContainer
+from buildlib.numerics.transformers import ReferenceEngine
 from buildlib.paths import absolute_user_path
 from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, PipelineError
-from harness.results.records import new_run_id
-from harness.results.store import LazyResultsStore
-from harness.workloads.base import UNRECORDED, Recording
 from harness.workloads.generate import Generate
+from harness.workloads.verify import Verification
 from plugins.pipeline.answer import (
     GenerationAnswer,
     generate_on_device,
@@ -38,11 +36,7 @@ from plugins.pipeline.answer import (
     leased_session,
 )
 from plugins.pipeline.comparison import (
-    ComparedText,
-    PipelineComparison,
-    compare_on_device,
-    compare_on_host,
-    float_folder,
+    compare_stages,
     read_dataset,
     refuse_other_windows,
     score_on_device,
@@ -263,42 +257,30 @@ class LLMPipeline:
         self._keep_scores(stage or self.completed[-1], values)
         return values
 
-    def compare(
+    def verify(
         self,
-        *,
-        device: DeviceSpec | str | None = None,
         text: str | None = None,
         windows: int | None = None,
-        db: str | None = None,
-    ) -> PipelineComparison:
-        """Evaluate the output of every finished stage on one text, beside the model in float.
-
-        Perplexity, KL divergence from float and top-1 agreement of each are kept in the manifest.
+        *,
+        max_kl: float | None = None,
+        reference_with: ReferenceEngine = "onnx",
+    ) -> Verification:
+        """Compare the outputs of all finished stages on this host with the model in float.
 
         Args:
-            device: runs the container too, by Genie, and measures its speed.
-            text: to evaluate on; by default the data set of the recipe's first metric.
+            text: to compare on; by default the data set of the recipe's first metric.
             windows: pieces of it; by default as many as that metric has.
-            db: results database for the device's measurements.
+            max_kl: bound of what is quantized, in nats.
+            reference_with: `transformers` judges the model in float, too.
         """
-        self.outputs(needed_by="compare()")
-        stages = [(name, self.outputs(name)) for name in self.completed]
-        container = None if device is None else _container(stages[-1][1])
-        over = ComparedText(float_folder(stages[0][1]), *self.text_to_compare(text, windows))
-        comparison = compare_on_host(stages, over, self.cache_root / self.model_name)
-        for one in comparison.stages:
-            if one.values:
-                self._keep_scores(one.stage, one.values)
-        if container is None:
-            return comparison
-        with (
-            LazyResultsStore(db) if db is not None else nullcontext() as store,
-            leased_session(container, device, self.config.settings.runner_s) as session,
-        ):
-            recording = UNRECORDED if store is None else Recording(store.open, new_run_id())
-            row = compare_on_device(session, over, comparison, recording)
-            emulator = session.properties.emulator
-        return replace(comparison, stages=(*comparison.stages, row), emulator=emulator)
+        self.outputs(needed_by="verify()")
+        return compare_stages(
+            [(name, self.outputs(name)) for name in self.completed],
+            *self.text_to_compare(text, windows),
+            self.cache_root / self.model_name,
+            max_kl=max_kl,
+            judge=self.place.folder if reference_with == "transformers" else None,
+        )
 
     def outputs(
         self, stage: str | None = None, *, needed_by: str = "outputs()"

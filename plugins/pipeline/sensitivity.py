@@ -28,7 +28,7 @@ from harness.console import Row, answers, print_remark, print_rows
 from harness.errors import PipelineError
 from harness.results.metrics import METRICS
 from harness.words import pluralize
-from plugins.pipeline.comparison import ComparedText, float_folder
+from plugins.pipeline.comparison import float_folder, float_windows
 from plugins.pipeline.llm import LLMPipeline
 from plugins.pipeline.stage import ModelFolder
 
@@ -107,7 +107,7 @@ def rank_pipeline(
     if not isinstance(quantized, ModelFolder) or not quantized.quantized:
         raise PipelineError("no stage has quantized the model: name `quantization` in stages")
     whole, folder = float_folder(pipe.outputs(pipe.completed[0])), quantized.path
-    cut = ComparedText(whole, *pipe.text_to_compare(text, windows)).windows
+    cut = float_windows(whole, *pipe.text_to_compare(text, windows))
     parent = pipe.cache_root / pipe.model_name
     with ExitStack() as stack:
         # Variants are put beside the model: not into an entry that other builds check.

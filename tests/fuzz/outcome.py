@@ -26,10 +26,9 @@ from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.interface import ATTENTION_MASK
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
-from buildlib.numerics.comparison import StageComparison
+from buildlib.numerics.comparison import SAME_FLOAT, StageComparison
 from buildlib.numerics.runners import OnnxRunner, PartRunner
 from buildlib.numerics.verifier import (
-    SAME_FLOAT,
     StageModels,
     VerifyOptions,
     Version,

@@ -25,7 +25,7 @@ from buildlib.graph import interface
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.values import is_parameter, source_of
 from buildlib.numerics.divergence import Divergence, DivergenceSums, decibels, sqnr_db
-from buildlib.numerics.evaluation import FloatLogits
+from buildlib.numerics.evaluation import ReferenceLogits, Sample
 from buildlib.numerics.runners import Arrays
 from buildlib.numerics.segment_loop import Hidden, SegmentLoop, SegmentRunner
 from buildlib.quantize.grids import activation_names, channel_axis, parameter_uses
@@ -82,11 +82,12 @@ class SensitivityModel(Closeable):
         self._loop = SegmentLoop(model_path, config, fed, join=join)
         ar = self._loop.shape.ar
         whole = [
-            window[: len(tokens) // ar * ar + 1 - len(begin)]
+            (*begin, *window)[: len(tokens) // ar * ar + 1]
             for window, tokens in zip(windows, fed, strict=True)
             if len(tokens) >= ar
         ]
-        self.reference = FloatLogits(whole, config)
+        samples = [Sample((), tokens[:1], tokens[1:]) for tokens in whole]
+        self.reference = ReferenceLogits(samples, config.vocab_size)
         self._scratch = tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".variants.")
         graphs = [self._loop.segment(index).graph for index in range(self._loop.n_segments)]
         self.names = [_names(graph, first=not index) for index, graph in enumerate(graphs)]
@@ -247,7 +248,7 @@ class _Run:
     """A variant on its way through the segments."""
 
     changes: frozenset[int]
-    reference: FloatLogits
+    reference: ReferenceLogits
     variant: Quantized
     sums: DivergenceSums = field(default_factory=DivergenceSums)
     hidden: Hidden | None = None

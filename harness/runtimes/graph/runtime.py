@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -53,11 +53,9 @@ from harness.runtimes.genie.runtime import (
     framed,
 )
 from harness.runtimes.genie.steps import StepRun
+from harness.runtimes.graph.tensors import StepTensors, parse_dump
 from harness.runtimes.run_folder import RunFolder, RunOutcome, runner_command
 from harness.runtimes.tokenizer import encode
-
-if TYPE_CHECKING:
-    from harness.runtimes.graph.tensors import StepTensors
 
 RUNNER = "graph_run.py"
 _SCRIPTS = (
@@ -135,7 +133,7 @@ class GraphRuntime(ContainerRuntime):
         names: Sequence[str] = (),
         *,
         cache_root: Path | None = None,
-    ) -> "tuple[GenerationResult, StepTensors]":
+    ) -> tuple[GenerationResult, StepTensors]:
         """Answer a prompt, and return tensors of the call that gives a token of the answer.
 
         Inner tensors of graphs are had by compiling the graphs again with more outputs, and running
@@ -177,11 +175,7 @@ class GraphRuntime(ContainerRuntime):
             reason = "unreadable cycles of nodes"
             raise RuntimeOutputError(self.device.serial, reason) from error
 
-    def _dump(
-        self, request: GenerationRequest, step: int
-    ) -> "tuple[GenerationResult, StepTensors]":
-        from harness.runtimes.graph.tensors import parse_dump
-
+    def _dump(self, request: GenerationRequest, step: int) -> tuple[GenerationResult, StepTensors]:
         result = self._answer(request, ["--dump", _DUMP, "--step", str(step)])
         prompt = request.token_ids or encode(self._tokenizer, request.prompt or "")
         config = framed(plain_config(request.settings, self._container), request.framing)

@@ -1,26 +1,22 @@
-"""Our reading of a model beside another's: two loops of ours here, and transformers where it is."""
+"""Our reading of a model beside that of transformers, where it is."""
 
 import json
-import math
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from buildlib.builder.sources import CheckpointSource, OnnxSource, find_source
-from buildlib.builder.verification import compare_models, verify_model
+from buildlib.builder.verification import verify_model
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import load_config
 from buildlib.errors import BuildError, ModelWarning
 from buildlib.graph.decoder import export_onnx
-from buildlib.graph.files import link_into
 from buildlib.graph.shape import GraphShape
-from buildlib.numerics.evaluation import evaluate_model, record_float, text_perplexity
-from buildlib.numerics.host_loop import HostLoop, open_onnx
+from buildlib.numerics.evaluation import evaluate_model, record_float, text_perplexity, text_samples
+from buildlib.numerics.host_loop import open_onnx
 from buildlib.numerics.transformers import TransformersModel, require_family
 from tests.builders import builder_for
 from tests.buildlib import families
@@ -30,46 +26,6 @@ from tests.optional import needs_no_transformers, needs_transformers, needs_tran
 WINDOWS = [[5, 9, 33, 2, 47, 8, 13], [4, 4, 61, 25, 17]]
 
 
-@pytest.fixture
-def open_loop(tiny_export: Path) -> Callable[..., HostLoop]:
-    """Opens the same ONNX by a configuration with other keys."""
-    config = load_config(tiny_export / "config.json")
-
-    def open_with(**changes: object) -> HostLoop:
-        return open_onnx(tiny_export / "model.onnx", config.model_copy(update=changes))
-
-    return open_with
-
-
-def test_a_model_is_itself_and_another_reading_of_its_configuration_shows(
-    open_loop: Callable[..., HostLoop],
-) -> None:
-    with open_loop() as ours, open_loop() as same, open_loop(rope_theta=1e6) as other:
-        prefill, decode = compare_models(ours, same, [0, *WINDOWS[0]], 5)
-        apart = compare_models(ours, other, [0, *WINDOWS[0]], 5)
-    assert (prefill.steps, decode.steps) == (8, 5)
-    for one in (prefill, decode):
-        assert (one.kl, one.top1, one.relative, one.sqnr_db) == (0, 1, 0, math.inf)
-    assert decode.loss < prefill.loss  # the continuation is the model's own choice
-    assert min(one.relative for one in apart) > 1e-3
-    assert apart[0].sqnr_db < 60
-
-
-def test_models_that_give_no_numbers_are_not_compared(
-    open_loop: Callable[..., HostLoop], tiny_export: Path, tmp_path: Path
-) -> None:
-    model = onnx.load(tiny_export / "model.onnx", load_external_data=False)
-    (norm,) = (node for node in model.graph.node if "layer_1_mlp_norm" in node.output)
-    (epsilon,) = (one for one in norm.attribute if one.name == "epsilon")
-    epsilon.f = math.nan
-    onnx.save(model, tmp_path / "model.onnx")
-    for weights in tiny_export.glob("*.safetensors"):
-        link_into(weights, tmp_path)
-    broken = open_onnx(tmp_path / "model.onnx", load_config(tiny_export / "config.json"))
-    with broken, open_loop() as fine, pytest.raises(BuildError, match="not finite"):
-        compare_models(broken, fine, [0, 5], 1)
-
-
 @needs_no_transformers
 def test_what_is_not_installed_is_named_with_its_extra(
     tiny: Path, tiny_export: Path, tmp_path: Path
@@ -77,7 +33,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
     builder = builder_for(tiny_export, tmp_path, [1, 16], [96], target="SM8750")
     made: list[object] = []
     for verify in (
-        lambda: verify_model(CheckpointSource(tiny, "")),
+        lambda: list(verify_model(CheckpointSource(tiny, ""))),
         lambda: builder.verify(reference_with="transformers", on_stage=made.append),
     ):
         with pytest.raises(BuildError, match=r"pip install 'qnnfarm\[reference\]'"):
@@ -90,12 +46,15 @@ def test_what_is_not_installed_is_named_with_its_extra(
 def test_a_family_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
     """With windows and bounded logits, with two lists of frequencies, at the longest context."""
     folder = families.write_checkpoint(tmp_path / "model", families.family_config(name))
-    found = verify_model(CheckpointSource(folder, ""), prefill=70, decode=6)
-    assert found.passed
-    assert found.decode.steps == 6
-    assert found.prefill.steps in {70, 58}  # 64 positions in all
-    assert 0 < found.prefill.relative < 1e-4  # computed, not copied
-    assert found.prefill.top1 == found.decode.top1 == 1
+    reference, steps, prefill, decode = verify_model(CheckpointSource(folder, ""))
+    assert [row.calls for row in (reference, steps)] == ["prefill", "decode"]
+    for row in (prefill, decode):
+        assert row.passed
+        assert row.divergence is not None
+        assert 0 < row.divergence.relative < 1e-4  # computed, not copied
+        assert row.divergence.top1 == 1
+    assert prefill.divergence is not None
+    assert prefill.divergence.steps in {95, 63}  # 64 positions in all
 
 
 @needs_transformers
@@ -103,11 +62,11 @@ def test_an_export_is_held_against_the_checkpoint_beside_it(tmp_path: Path) -> N
     folder = copy_of_export("torchscript-qwen2", tmp_path / "model")
     source = find_source(folder, None, calibrates=False)
     assert isinstance(source, OnnxSource)
-    assert verify_model(source).passed
+    assert all(row.passed for row in verify_model(source))
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] *= np.float32(1.01)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert not verify_model(source).passed
+    assert not all(row.passed for row in verify_model(source))
 
 
 @needs_transformers
@@ -118,8 +77,9 @@ def test_transformers_scores_windows_as_the_onnx_does(tmp_path: Path) -> None:
     config = load_config(folder / "config.json")
     with TransformersModel(folder) as reference, open_onnx(model, config) as ours:
         reference.largest_ar = 3
-        expected = text_perplexity(ours, config, WINDOWS)
-        assert text_perplexity(reference, config, WINDOWS) == pytest.approx(expected, rel=1e-5)
+        samples = text_samples(WINDOWS, config.begin)
+        expected = text_perplexity(ours, samples)
+        assert text_perplexity(reference, samples) == pytest.approx(expected, rel=1e-5)
         with record_float(model, config, WINDOWS) as logits:
             assert evaluate_model(reference, logits).kl < 1e-9
 

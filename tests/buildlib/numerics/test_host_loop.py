@@ -15,7 +15,8 @@ from buildlib.errors import BuildError
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.divergence import token_losses
-from buildlib.numerics.host_loop import HostLoop, window_losses
+from buildlib.numerics.evaluation import Sample, sample_losses
+from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner, part_sizes
 from buildlib.passes.arcl import convert_arcl
 
@@ -111,13 +112,14 @@ def test_parts_that_attend_to_nothing_have_an_ar_alone() -> None:
 def test_losses_are_of_each_token_after_bos(loop: HostLoop) -> None:
     window = np.random.default_rng(2).integers(0, 300, CL - 1).tolist()
     loop.feed([9, 9, 9])  # forgotten
-    losses = window_losses(loop, (0,), window)
+    losses = sample_losses(loop, Sample((0,), (), tuple(window)))
     loop.reset()
     expected = token_losses(loop.feed([0, *window[:-1]]), window)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert losses.shape == (CL - 1,)
     loop.reset()
     alone = token_losses(loop.feed(window[:-1]), window[1:])
-    np.testing.assert_allclose(window_losses(loop, (), window), alone, rtol=1e-5)
+    without = Sample((), tuple(window[:1]), tuple(window[1:]))
+    np.testing.assert_allclose(sample_losses(loop, without), alone, rtol=1e-5)
     with pytest.raises(BuildError, match="97 tokens"):
-        window_losses(loop, (0,), [5] * (CL + 1))
+        sample_losses(loop, Sample((0,), (), (5,) * (CL + 1)))

@@ -16,11 +16,9 @@ from buildlib.encodings.files import load_encodings
 from buildlib.errors import BuildError, ModelFileError
 from buildlib.graph.files import link_into
 from buildlib.graph.shape import GraphShape
-from buildlib.numerics.comparison import StageComparison, VerificationReport
+from buildlib.numerics.comparison import FINITE, SAME_FLOAT, StageComparison, VerificationReport
 from buildlib.numerics.runners import OnnxRunner, PartRunner
 from buildlib.numerics.verifier import (
-    FINITE,
-    SAME_FLOAT,
     StageModels,
     VerifyOptions,
     Version,

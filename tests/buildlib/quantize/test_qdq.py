@@ -13,7 +13,7 @@ from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.errors import EncodingsError, ModelFileError
 from buildlib.graph.shape import GraphShape
-from buildlib.numerics.evaluation import text_perplexity
+from buildlib.numerics.evaluation import text_perplexity, text_samples
 from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner, read_ports
 from buildlib.passes.arcl import convert_arcl
@@ -130,7 +130,7 @@ def test_quantization_costs_less_than_a_percent(trained: Path, tmp_path: Path) -
         chains = {ar: [OnnxRunner(p)] for ar, p in zip((32, 1), paths, strict=True)}
         with HostLoop(chains, config) as loop:
             windows = [tokens[start : start + 191] for start in range(0, 2 * 191, 191)]
-            values.append(text_perplexity(loop, config, windows))
+            values.append(text_perplexity(loop, text_samples(windows, config.begin)))
             assert len(loop.greedy(tokens[:20], 5)) == 5
     assert values[1] == pytest.approx(values[0], rel=0.01)
     assert np.isfinite(values).all()

@@ -47,7 +47,6 @@ BUILD = f"build {MODEL} --target SM8750:emulator --out out"
 SPEECH = "perplexity {tiny_bundle} --text empty.txt"
 PACKAGE = f"op-package run {{library}} --provider {PROVIDER}"
 GENERATE = "generate no/container"
-STEPS = f"{SPEECH} --per-step --reference x"
 DB = "--db results.db"
 
 TABLE: tuple[tuple[int, str, str], ...] = (
@@ -184,16 +183,11 @@ TABLE: tuple[tuple[int, str, str], ...] = (
     (NO_ANSWER, f"{PACKAGE} --formula x --operation Other", "qnnfarm.scale::Scale"),
     (NO_ANSWER, "perplexity nothing --text nothing", "nothing"),
     (NO_ANSWER, "perplexity {tiny_bundle} --text none.txt", "none.txt"),
-    (NO_ANSWER, f"{SPEECH} --per-step", "compares with the float model: give its --reference"),
-    (NO_ANSWER, f"{SPEECH} --max-kl 0.1 --reference x", "--max-kl goes with --per-step"),
-    (NO_ANSWER, f"{STEPS} --role draft", "--per-step goes with --max-kl, not with"),
-    (NO_ANSWER, f"{STEPS} --max-perplexity 9", "not with --max-perplexity"),
-    (NO_ANSWER, f"{STEPS} --lora red", "--role draft or --lora"),
     (NO_ANSWER, f"{SPEECH} --max-perplexity 5%", "5% is relative to the float model"),
     (NO_ANSWER, f"{SPEECH} --max-perplexity 0.5", "'0.5' is no bound of a perplexity"),
     (NO_ANSWER, f"{SPEECH} --reference-with transformers", "computes the reference: give"),
     (NO_ANSWER, "pipeline sensitivity nothing.yaml", "nothing.yaml"),
-    (NO_ANSWER, "pipeline compare nothing.yaml", "nothing.yaml"),
+    (NO_ANSWER, "pipeline verify nothing.yaml", "nothing.yaml"),
     (NO_ANSWER, "pipeline init nothing --out empty.txt", "is there already"),
     (NO_ANSWER, "pipeline run nothing.yaml", "nothing.yaml"),
     (NO_ANSWER, "pipeline stages --no-such-option", "--no-such-option"),
@@ -226,7 +220,8 @@ TABLE: tuple[tuple[int, str, str], ...] = (
     (NO_ANSWER, "train draft . --text nothing --out entry", "something else than a draft head"),
     (NO_ANSWER, "train forecast nothing --text nothing --out out", "a file that ends in .safetens"),
     (NO_ANSWER, "verify nothing", ""),
-    (NO_ANSWER, "verify . --text a --tokens '1 2'", "--text and --tokens"),
+    (NO_ANSWER, "verify {tiny_bundle}", "--reference CHECKPOINT_DIR, or a container"),
+    (NO_ANSWER, f"verify {MODEL} --reference x", "--reference is for containers"),
     (NO_ANSWER, "worker --db nothing.db", ""),
 )  # fmt: skip
 OF_PLUGINS = {*chain(*PANELS.values())} - {*chain(*panels().values())}

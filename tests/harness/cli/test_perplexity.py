@@ -2,25 +2,20 @@
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
-import numpy as np
 import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Lade, Spd, Ssd
 from buildlib.container.writer import ContainerFile
-from buildlib.numerics.transformers import ReferenceEngine
 from harness.devices.device import Device
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
 from harness.results.store import ResultsStore, RunFilter
 from harness.runtimes.registry import open_model
 from harness.workloads.perplexity import float_perplexity
 from harness.workloads.quality import stored_quality
-from harness.workloads.steps import cut_steps, float_steps
 from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
 from tests.optional import needs_transformers
@@ -69,11 +64,6 @@ def test_the_reference_can_be_computed_by_transformers(tiny_bundle: Path) -> Non
     by_onnx = float_perplexity(checkpoint, model.info, windows)
     found = float_perplexity(checkpoint, model.info, windows, "transformers")
     assert found == pytest.approx(by_onnx, rel=1e-5)
-    steps = cut_steps(windows[:1])
-    (ours,), (theirs,) = (
-        float_steps(checkpoint, model.info, steps, engine) for engine in get_args(ReferenceEngine)
-    )
-    assert np.abs(ours - theirs).max() < 1e-4 * np.abs(ours).max()
 
 
 def test_another_model_is_a_bad_answer(
@@ -147,41 +137,6 @@ def test_the_draft_model_has_a_perplexity_of_its_own(
     done = qnnfarm("perplexity", speculating["lade"], *where, "--role", "draft")
     assert done.returncode == NO_ANSWER
     assert "holds no draft model: its dialog is of type lade" in done.stderr
-
-
-def test_decode_steps_are_held_against_float(
-    qnnfarm: Run,
-    virtual_device: Device,
-    speculating: dict[str, Path],
-    small_model: Path,
-    tmp_path: Path,
-) -> None:
-    """A dialog that looks ahead is decoded as its target, by the graph of one token a call."""
-    db, letters = tmp_path / "results.db", small_model / "text" / "calibration.txt"
-    where = ("--device", virtual_device.serial, "--db", db, "--text", letters, "--windows", "1")
-    compared = ("--per-step", "--reference", small_model)
-    trace = tmp_path / "trace.json"
-    done = qnnfarm("perplexity", speculating["lade"], *where, *compared, "--trace", trace, "--json")
-    assert done.returncode == GOOD, done.stderr
-    events = Counter(event["name"] for event in json.loads(trace.read_text())["traceEvents"])
-    assert events["QnnApi::graphExecute"] >= 80
-    assert {"load", "prefill", "decode", "token 80"} <= events.keys()
-    answer = json.loads(done.stdout)
-    assert (answer["steps"], answer["positions"]) == (80, "decode_steps")
-    assert 0 < answer["kl_divergence"] < 0.01
-    assert answer["top1_agreement"] >= 0.9  # of random weights
-    assert answer["perplexity"] == pytest.approx(answer["perplexity_float"], rel=0.03)
-    with ResultsStore.open(db) as store:
-        (run,) = store.list_runs(RunFilter(kind="perplexity"))
-    assert run.workload.runner == "genie_logits.py"
-    assert run.values("kl_divergence") == (answer["kl_divergence"],)
-    assert run.values("top1_agreement") == (answer["top1_agreement"],)
-    report = qnnfarm("report", "--db", db, "--out", tmp_path / "report.html")
-    assert report.returncode == GOOD, report.stderr
-    html = (tmp_path / "report.html").read_text()
-    assert f"{answer['kl_divergence']:.5f} nats" in html
-    assert "decode steps in the second half of each window" in html
-    assert "Download the trace" in html
 
 
 def test_drafting_is_refused(

@@ -15,12 +15,12 @@ from harness.workloads.evaluate import Evaluate
 from harness.workloads.generate import Generate
 from harness.workloads.perplexity import Perplexity
 from harness.workloads.registry import AnyWorkload, from_json, to_json
+from harness.workloads.verify import Verify
 
 TEXTS = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30
 )
 COUNTS = st.integers(1, 10_000)
-STEPS = {"per_step": True, "reference": "b"}
 BOUNDS = st.none() | st.floats(1, 1e300) | st.sampled_from(["5%", "20"])
 DIALOGS = st.lists(st.lists(TEXTS, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3)
 WORKLOADS: st.SearchStrategy[AnyWorkload] = st.one_of(
@@ -54,11 +54,7 @@ WORKLOADS: st.SearchStrategy[AnyWorkload] = st.one_of(
         min=st.none() | st.floats(0, 1),
     ),
     st.builds(
-        Perplexity,
-        text=TEXTS,
-        reference=TEXTS,
-        per_step=st.just(True),
-        max_kl=st.none() | st.floats(0, 9),
+        Verify, text=TEXTS, reference=TEXTS, windows=COUNTS, max_kl=st.none() | st.floats(0, 9)
     ),
     st.builds(
         Embed,
@@ -95,11 +91,6 @@ def test_invalid_workloads_are_refused(text: str) -> None:
         (Embed, {"texts": ("a",), "file": "b"}, "give either `texts` or a `file`"),
         (Embed, {"texts": ("a",), "min_cosine": 0.9}, "give its `reference`"),
         (Embed, {"texts": ("a",), "per_token": True, "reference": "b"}, "one vector for a text"),
-        (Perplexity, {"per_step": True}, "give its `reference`"),
-        (Perplexity, {**STEPS, "max": 9.0}, "not with `max`, `role` draft or"),
-        (Perplexity, {**STEPS, "role": "draft"}, "not with `max`, `role` draft or"),
-        (Perplexity, {**STEPS, "lora": {"red": 1.0}}, "draft or `lora`"),
-        (Perplexity, {"max_kl": 0.1}, "goes with `per_step`"),
         (Perplexity, {"reference_with": "transformers"}, "computes the reference"),
     ],
 )

@@ -6,17 +6,10 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from plugins.mllm.command_device import Agreement, compare_with_float
+from plugins.mllm.command_device import LEAST_TOP1, compare_with_float
 from plugins.mllm.context import plan_context
 from tests.buildlib.conftest import MakeCheckpoint
 from tests.plugins.mllm.mllm_files import QWEN, write_files
-
-
-def test_most_tokens_must_be_likely() -> None:
-    assert Agreement(20, 320, 160, 0).holds
-    nonsense = Agreement(20, 320, 159, 0)
-    assert not nonsense.holds
-    assert "nothing is pushed" in str(nonsense)
 
 
 @pytest.mark.variant
@@ -30,9 +23,9 @@ def test_a_context_of_other_weights_answers_nonsense(
     build = plan_context(files, "m", 32, target, tmp_path / "cache", toolchain)
     container = GenAIContainer.load(build.outputs().container)
     own = compare_with_float(container, tmp_path / "m")
-    assert own.holds
+    assert own.top1 > 2 * LEAST_TOP1
     # Tied embeddings of random weights repeat the last token, of any weights.
     other = make_checkpoint(
         tmp_path / "other", **QWEN | {"hidden_size": 96, "tie_word_embeddings": False}
     )
-    assert not compare_with_float(container, other).holds
+    assert compare_with_float(container, other).top1 < LEAST_TOP1

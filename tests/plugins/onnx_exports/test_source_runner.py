@@ -16,10 +16,9 @@ from buildlib.errors import ModelFileError
 from buildlib.graph.files import load_model
 from buildlib.graph.interface import model_shape
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.comparison import SAME_FLOAT, SAME_HALF
 from buildlib.numerics.runners import Arrays
 from buildlib.numerics.verifier import (
-    SAME_FLOAT,
-    SAME_HALF,
     StageModels,
     VerifyOptions,
     Version,

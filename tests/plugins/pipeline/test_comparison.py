@@ -1,70 +1,75 @@
-"""Stages of a pipeline side by side, on the host and on a device."""
+"""Stages of a pipeline side by side: a damaged one is found by its name."""
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.devices.device import Device
-from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, PipelineError
-from harness.results.perplexity import last_values
-from harness.results.store import ResultsStore, RunFilter
+from plugins.pipeline.comparison import compare_stages
 from plugins.pipeline.llm import LLMPipeline
+from plugins.pipeline.stage import ModelFolder
 from tests.plugins.pipeline.conftest import MakeRecipe
+
+TEXT = "In the beginning " * 60
 
 
 @pytest.mark.variant
-def test_stages_and_device_stand_side_by_side(
-    built: LLMPipeline,
-    virtual_device: Device,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    device = DeviceSpec("android", virtual_device.serial)
-    found = built.compare(device=device, db=str(tmp_path / "results.db"))
-    rows = {row.stage: row for row in found.stages}
-    assert list(rows) == ["model_loader", "quantization", "genai_builder", "device"]
-    assert (found.windows, found.tokens) == (1, 40)
-    start = rows["model_loader"].values
-    assert start["kl_divergence"] == 0.0
-    assert start["top1_agreement"] == 1.0
+def test_stages_stand_side_by_side(built: LLMPipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    found = built.verify(max_kl=0.01)
+    start, quantized, compiled = found.rows
+    assert [row.side for row in found.rows] == ["model_loader", "quantization", "genai_builder"]
+    assert found.outside is None
+    assert start.divergence is not None
+    assert (start.divergence.kl, start.divergence.top1, start.divergence.steps) == (0, 1, 40)
+    assert quantized.divergence is not None
     wanted = built.evaluate(stage="quantization")["PPL_heldout"]
-    assert rows["quantization"].values["perplexity"] == pytest.approx(wanted, rel=1e-4)
-    for stage in ("quantization", "genai_builder", "device"):
-        values = rows[stage].values
-        assert values["perplexity"] == pytest.approx(start["perplexity"], rel=0.02)
-        assert 0 < values["kl_divergence"] < 0.01
-        assert values["top1_agreement"] >= 0.9
-    assert rows["device"].values["decode_tokens_per_s"] > 0
-    assert not any("tokens_per_s" in key for row in found.stages[:3] for key in row.values)
-    with ResultsStore.open(str(tmp_path / "results.db")) as store:
-        runs = [run for run in store.list_runs(RunFilter()) if run.workload.perplexity]
-    scored = [r for r in runs if r.workload.perplexity and r.workload.perplexity.windows == 1]
-    kept = last_values(
-        next(run for run in scored if "perplexity_quantized_cpu" in last_values(run))
-    )
-    assert kept["perplexity_float"] == pytest.approx(start["perplexity"])
-    assert kept["perplexity_quantized_cpu"] == rows["quantization"].values["perplexity"]
-    [entry] = [one for one in built.manifest.stages if one.name == "quantization"]
-    assert entry.metrics["kl_divergence"] == rows["quantization"].values["kl_divergence"]
+    assert quantized.divergence.perplexity == pytest.approx(wanted, rel=1e-4)
+    for row in (quantized, compiled):
+        assert row.divergence is not None
+        assert row.divergence.perplexity == pytest.approx(start.divergence.perplexity, rel=0.02)
+        assert 0 < row.divergence.kl < 0.01
+        assert row.divergence.top1 >= 0.9
     found.print()
-    printed = capsys.readouterr()
-    assert printed.out.splitlines()[0].split()[:2] == ["stage", "runs"]
-    assert len(printed.out.splitlines()) == 6  # the device has a line of its own below
-    assert "says nothing about hardware speed" in printed.err
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split()[:2] == ["side", "runs"]
+    assert len(printed) == 5
+
+
+def test_the_first_damaged_stage_is_named(built: LLMPipeline, tmp_path: Path) -> None:
+    outputs = [(name, built.outputs(name)) for name in ("model_loader", "quantization")]
+    whole = outputs[1][1]["model"]
+    assert isinstance(whole, ModelFolder)
+    folder = shutil.copytree(whole.path, tmp_path / "damaged")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 100.0}))
+    broken = replace(whole, path=folder)
+    stages: list[Any] = [
+        *outputs,
+        ("damage", {"model": broken}),
+        ("after", {"model": replace(broken, key="")}),
+    ]
+    found = compare_stages(stages, TEXT, 1, tmp_path, max_kl=0.01)
+    assert [(row.side, row.passed) for row in found.rows] == [
+        ("model_loader", True), ("quantization", True), ("damage", False), ("after", False),
+    ]  # fmt: skip
+    assert found.as_document()["first_outside"] == "damage"
 
 
 @pytest.mark.needs("libatomic1")
-def test_a_stage_that_cannot_run_here_says_why(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_stages_need_a_text_and_one_that_is_finished(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
     pipe = LLMPipeline.from_pretrained(
         recipe=make_recipe(cache_dir=str(tmp_path), evaluator_config=None)
     )
-    with pytest.raises(PipelineError, match=r"compare\(\) needs a finished stage"):
-        pipe.compare()
+    with pytest.raises(PipelineError, match="needs a finished stage"):
+        pipe.verify()
     pipe.construct(until="model_loader")
     with pytest.raises(ConfigFileError, match="evaluator_config"):
-        pipe.compare()
-    [row] = pipe.compare(text="In the beginning " * 60, windows=1).stages
+        pipe.verify()
+    [row] = pipe.verify(text=TEXT, windows=1).rows
     assert row.where == "CPU, float"
-    with pytest.raises(PipelineError, match="genai_builder first"):
-        pipe.compare(text="In the beginning " * 60, windows=1, device="virtual:none")

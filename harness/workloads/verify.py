@@ -1,0 +1,318 @@
+"""Comparison of the logits of models: the `verify` workload, and the answer of the command.
+
+A device decodes the second half of each window token by token, whatever the logits say, so that it
+goes the way of the text and all sides see the same context. Genie hands the logits to a custom
+sampler of ours.
+"""
+
+import hashlib
+import math
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+import typer
+from pydantic import Field
+
+from harness.console import Row, answers, print_json, print_rows
+from harness.errors import OutputCheckError
+from harness.exit_codes import BAD
+from harness.results.metrics import METRICS
+from harness.results.records import OutputCheck, PerplexityDefinition, Run, WorkloadRecord
+from harness.runtimes.base import DecodesSteps, Model, Need, Scores, StepWindow
+from harness.workloads.base import (
+    UNRECORDED,
+    NonEmpty,
+    Recording,
+    Workload,
+    WorkloadResult,
+    require_passed,
+    summarize,
+)
+from harness.workloads.perplexity import read_text
+from harness.workloads.reference import engine_versions, open_float, window_samples
+from harness.workloads.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from buildlib.numerics.comparison import Bound
+    from buildlib.numerics.divergence import Divergence, Logits
+    from buildlib.numerics.evaluation import ModelSide, OpenSide, Sample, SideComparison
+    from buildlib.numerics.host_loop import TokenModel
+    from buildlib.numerics.transformers import ReferenceEngine
+    from harness.results.run_recorder import RunRecorder
+
+KL_DIVERGENCE, TOP1_AGREEMENT = "kl_divergence", "top1_agreement"
+DEFAULT_WINDOWS = 2
+"""By default: the emulator decodes a few tokens a second."""
+_HEADINGS = (
+    "side", "runs on", "tokens", "perplexity", "away", "KL", "top-1", "SQNR", "difference",
+)  # fmt: skip
+
+
+class Verify(Workload):
+    """The logits of a container's decode steps on a device, beside those of the model in float.
+
+    Attributes:
+        reference: the checkpoint that the host runs in float.
+        reference_with: engine of the reference: our own float model (None), or transformers.
+        max_kl: bound of the KL divergence in nats; None judges nothing.
+    """
+
+    kind: Literal["verify"] = "verify"
+    text: NonEmpty
+    reference: NonEmpty
+    reference_with: Literal["onnx", "transformers"] | None = None
+    windows: Annotated[int, Field(ge=1)] = DEFAULT_WINDOWS
+    max_kl: Annotated[float, Field(ge=0)] | None = None
+
+    input_keys: ClassVar[tuple[str, ...]] = ("text",)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """See `Workload.needs`."""
+        return (Scores, DecodesSteps)
+
+    def check(self, model: Model) -> None:
+        """See `Workload.check`; the engine of the reference must be installed, too."""
+        super().check(model)
+        if self.reference_with == "transformers":
+            from buildlib.numerics.transformers import require_installed
+
+            require_installed(Path(self.reference))
+
+    def run(
+        self, session: Session, recording: Recording = UNRECORDED
+    ) -> "WorkloadResult[Divergence]":
+        """Run the model in float on this host, then decode on the device."""
+        text = read_text(session.resolve(self.text))
+        return compare_with_float(
+            session,
+            text,
+            self.reference,
+            recording,
+            windows=self.windows,
+            max_kl=self.max_kl,
+            reference_with=self.reference_with or "onnx",
+        )
+
+
+def compare_with_float(
+    session: Session,
+    text: str,
+    reference: str | Path,
+    recording: Recording = UNRECORDED,
+    *,
+    windows: int = DEFAULT_WINDOWS,
+    max_kl: float | None = None,
+    reference_with: "ReferenceEngine" = "onnx",
+) -> "WorkloadResult[Divergence]":
+    """Compare the decode steps of a session's device with the model in float on this host.
+
+    Raises:
+        OutputCheckError: the KL divergence is above `max_kl`.
+    """
+    from buildlib.numerics.evaluation import compare_sides
+
+    model = session.model
+    with open_float(reference, model.info, reference_with, session.options.folder) as (
+        loop,
+        config,
+    ):
+        samples = window_samples(model.windows(text, windows), config.begin, model.info.model)
+        opened = nullcontext((session, recording))
+        device = DeviceSide(model.runtime.name, opened, text, max_kl, reference_with)
+        float_model = float_side(lambda: nullcontext(loop), reference_with)
+        *_, found = compare_sides(float_model, [device.side], samples, config.vocab_size)
+    if found.divergence is None:
+        raise AssertionError("a device is no side that is missing")
+    values = found.divergence.metrics
+    return WorkloadResult(found.divergence, values, summarize(values), device.run)
+
+
+def float_side(
+    open_model: "Callable[[], AbstractContextManager[TokenModel]]",
+    engine: "ReferenceEngine" = "onnx",
+) -> "ModelSide":
+    """Return a model in float as a side."""
+    from buildlib.numerics.evaluation import ModelSide, open_side
+
+    versions = ", ".join(f"{name} {version}" for name, version in engine_versions(engine).items())
+    name = "float" if engine == "onnx" else engine
+    return ModelSide(name, lambda: open_side(open_model(), versions or "CPU, float"))
+
+
+def kl_bound(most: float | None) -> "Bound":
+    """Return the bound of a user, in nats; without one, values must be finite."""
+    from buildlib.numerics.comparison import FINITE, Bound
+
+    return FINITE if most is None else Bound("kl", most)
+
+
+@dataclass
+class DeviceSide:
+    """A container through a runtime on a device, whose run is stored.
+
+    Attributes:
+        name: of the runtime.
+        opened: the session, and where its run is recorded.
+        text: that the samples are of.
+        reference_with: what its reference is computed by; None of another container.
+        run: as stored, once it has ended.
+    """
+
+    name: str
+    opened: AbstractContextManager[tuple[Session, Recording]]
+    text: str = ""
+    max_kl: float | None = None
+    reference_with: "ReferenceEngine | None" = None
+    run: Run | None = None
+
+    @property
+    def side(self) -> "ModelSide":
+        """It as a side."""
+        from buildlib.numerics.evaluation import ModelSide
+
+        return ModelSide(self.name, self.open, kl_bound(self.max_kl), ("decode",))
+
+    @contextmanager
+    def open(self) -> "Iterator[OpenSide]":
+        """Open the session; a run begins with the samples."""
+        from buildlib.numerics.evaluation import OpenSide
+
+        recorder: RunRecorder | None = None
+        with self.opened as (session, recording):
+            runtime = session.require(DecodesSteps)
+            with ExitStack() as running:
+
+                def predict(samples: "Sequence[Sample]", _calls: object) -> "Sequence[Logits]":
+                    nonlocal recorder
+                    record = WorkloadRecord(
+                        runner=session.runtime.runner(DecodesSteps),
+                        dataset_sha256=hashlib.sha256(self.text.encode()).hexdigest(),
+                        perplexity=PerplexityDefinition(
+                            positions="decode_steps",
+                            windows=len(samples),
+                            tokens=sum(len(sample.following) for sample in samples),
+                        ),
+                    )
+                    started = recording.start_if_stored(session, "perplexity", record)
+                    recorder = running.enter_context(started)
+                    answer = runtime.decode_steps(
+                        [StepWindow(one.prompt, one.following, bool(one.begin)) for one in samples]
+                    )
+                    if recorder is not None:
+                        recorder.traces.append(answer.trace)
+                    return answer.windows
+
+                def keep(found: "Divergence") -> None:
+                    if recorder is not None:
+                        recorder.add_values(found.metrics)
+                        recorder.add_library_versions(
+                            engine_versions(self.reference_with or "onnx")
+                        )
+                    if self.max_kl is not None:
+                        check = _check(found, self.max_kl)
+                        require_passed(check, recorder, session.device.serial)
+
+                yield OpenSide(session.device_label, predict, keep)
+            self.run = recording.stored_run(recorder)
+
+
+def _check(divergence: "Divergence", max_kl: float) -> OutputCheck:
+    summary = (
+        f"the KL divergence from the reference is {divergence.kl:.5f} nats over {divergence.steps} "
+        "steps"
+    )
+    if divergence.kl <= max_kl:
+        return OutputCheck(outcome="passed", reason=f"{summary}, at most {max_kl:g}")
+    return OutputCheck(outcome="failed", reason=f"{summary}, above {max_kl:g}")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All sides beside their reference, which has the first rows."""
+
+    rows: "tuple[SideComparison, ...]"
+
+    @classmethod
+    def of(cls, rows: "Iterable[SideComparison]") -> Self:
+        """Run a comparison up to a device that is outside of its bound."""
+        done: list[SideComparison] = []
+        with suppress(OutputCheckError):  # its row says so
+            for row in rows:
+                done.append(row)  # noqa: PERF402  (kept where the next one fails)
+        return cls(tuple(done))
+
+    @property
+    def outside(self) -> "SideComparison | None":
+        """The first side that is outside of its bound."""
+        return next((row for row in self.rows if not row.passed), None)
+
+    def answer(self, model: str, *, json: bool) -> None:
+        """Print the answer of a command.
+
+        Raises:
+            Exit: a side is outside of its bound.
+        """
+        if json:
+            print_json({"model": model, **self.as_document()})
+        else:
+            self.print()
+        if self.outside is not None:
+            raise typer.Exit(BAD)
+
+    def print(self) -> None:
+        """Print a table, and which side is the first outside of its bound."""
+        reference = {row.calls: row for row in self.rows if row.side == self.rows[0].side}
+        rows = [Row(_cells(row, reference), [row.note] if row.note else []) for row in self.rows]
+        print_rows(_HEADINGS, rows, right=set(_HEADINGS[2:]))
+        if self.outside is not None:
+            where = f"{self.outside.side} ({self.outside.calls})"
+            answers().print(
+                f"NOT the same model: {where} is the first outside {self.outside.bound}"
+            )
+        else:
+            bounds = sorted({str(row.bound) for row in self.rows[len(reference) :]})
+            answers().print(f"the same model within {', '.join(bounds)}")
+
+    def as_document(self) -> dict[str, object]:
+        """Return it as JSON can hold it; SQNRs that are infinite are null."""
+        outside = None if self.outside is None else self.outside.side
+        return {"first_outside": outside, "sides": [_document(row) for row in self.rows]}
+
+
+def _document(row: "SideComparison") -> dict[str, object]:
+    values: dict[str, object] = {}
+    if (found := row.divergence) is not None:
+        sqnr = found.sqnr_db if math.isfinite(found.sqnr_db) else None
+        values = {"tokens": found.steps, "sqnr_db": sqnr, "relative": found.relative}
+        values |= found.metrics
+    return {
+        "side": row.side,
+        "where": row.where,
+        "calls": row.calls,
+        **values,
+        "bound": str(row.bound),
+        "passed": row.passed,
+        "note": row.note,
+    }
+
+
+def _cells(row: "SideComparison", reference: "Mapping[Any, SideComparison]") -> list[str]:
+    found = row.divergence
+    if found is None:
+        return [row.side, row.where, *["-"] * (len(_HEADINGS) - 2)]
+    cells = [row.side, row.where, f"{found.steps} {row.calls}", f"{found.perplexity:.3f}"]
+    if row is reference[row.calls]:
+        return [*cells, *["-"] * (len(_HEADINGS) - len(cells))]
+    return [
+        *cells,
+        f"{found.perplexity / found.perplexity_float - 1:+.2%}",
+        METRICS[KL_DIVERGENCE].show(found.kl),
+        METRICS[TOP1_AGREEMENT].show(found.top1),
+        "equal" if math.isinf(found.sqnr_db) else f"{found.sqnr_db:.1f} dB",
+        f"{found.relative:.1g}",
+    ]
