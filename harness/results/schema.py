@@ -4,8 +4,8 @@ Portable SQLAlchemy Core types only, as tests run on both engines: SQLite is the
 works by URL (`postgresql+psycopg://...`). Records of `harness.results.records` say which columns
 there are: a field that is added there is stored, read, filtered and exported.
 
-To change the tables: change them here or there, raise `SCHEMA_VERSION`, and change those of the
-version before in `_upgrade`. Databases of other versions are refused.
+To change the tables: change them here or there, and raise `SCHEMA_VERSION`. Databases of other
+versions are refused.
 """
 
 import importlib.metadata
@@ -34,15 +34,11 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
-    false,
     func,
     insert,
     inspect,
     select,
-    text,
-    update,
 )
-from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import TypeEngine
 
 from harness.errors import StoreUnavailableError
@@ -50,8 +46,6 @@ from harness.results.metrics import Measurement
 from harness.results.records import ArtifactRecord, ComparisonRecord, Record, Run, now
 
 SCHEMA_VERSION = 3
-_UPGRADED = 2
-"""The version that is brought up to this one when it is opened."""
 _BEFORE_1 = "qnnfarm_schema"
 """A table of all databases before version 1."""
 _OLDER = (
@@ -250,8 +244,8 @@ alerts = Table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("changed_at", UtcDateTime, nullable=False),
     Column("told_at", UtcDateTime),
-    Column("devices", JSON, nullable=False, server_default=text("'[]'")),
-    Column("backfilled", Boolean, nullable=False, server_default=false()),
+    Column("devices", JSON, nullable=False),
+    Column("backfilled", Boolean, nullable=False),
 )
 
 reviews = Table(
@@ -264,15 +258,11 @@ reviews = Table(
 
 
 def prepare(connection: Connection, location: str) -> None:
-    """Create the tables, or bring them up to date, within the connection's transaction."""
+    """Create the tables, unless they are there, within the connection's transaction."""
     _lock(connection, location)
-    found = find_version(connection, location)
-    if found == SCHEMA_VERSION:
+    if has_tables(connection, location):
         return
-    if found is None:
-        metadata.create_all(connection, checkfirst=False)
-    else:
-        _upgrade(connection)
+    metadata.create_all(connection, checkfirst=False)
     connection.execute(
         insert(schema_version).values(
             version=SCHEMA_VERSION,
@@ -282,22 +272,8 @@ def prepare(connection: Connection, location: str) -> None:
     )
 
 
-def _upgrade(connection: Connection) -> None:
-    """Add what version 2 had not; it had the devices of alerts in their names: `P3 alone: ...`."""
-    for column in (alerts.c.devices, alerts.c.backfilled, reviews.c.until):
-        definition = CreateColumn(column).compile(dialect=connection.dialect)
-        connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {definition}")
-    serials = set(connection.scalars(select(runs.c.device_serial).distinct()))
-    for alert_id, name in connection.execute(select(alerts.c.id, alerts.c.name)).all():
-        words, alone, _ = name.partition(" alone: ")
-        devices = words.split(", ")
-        if alone and serials.issuperset(devices):  # else they are a label's words
-            changed = update(alerts).where(alerts.c.id == alert_id)
-            connection.execute(changed.values(devices=devices))
-
-
-def find_version(connection: Connection, location: str) -> int | None:
-    """Return the version of the tables; None where the database is empty and free for them."""
+def has_tables(connection: Connection, location: str) -> bool:
+    """Return whether the tables are there; False where the database is empty and free for them."""
     tables = set(inspect(connection).get_table_names())
     if _BEFORE_1 in tables:
         raise StoreUnavailableError(location, _OLDER)
@@ -305,7 +281,7 @@ def find_version(connection: Connection, location: str) -> int | None:
         # A server's database may be shared with others; a file is either ours or it is not.
         if tables and (connection.dialect.name == "sqlite" or tables & set(metadata.tables)):
             raise StoreUnavailableError(location, "it holds the tables of another program")
-        return None
+        return False
     version: int | None = connection.scalar(select(func.max(schema_version.c.version)))
     if version is None:
         raise StoreUnavailableError(location, "its schema version is missing")
@@ -315,9 +291,9 @@ def find_version(connection: Connection, location: str) -> int | None:
             f"it has schema {version}, newer than the {SCHEMA_VERSION} that this qnnfarm "
             "knows: update qnnfarm",
         )
-    if version < _UPGRADED:
+    if version < SCHEMA_VERSION:
         raise StoreUnavailableError(location, _OLDER)
-    return version
+    return True
 
 
 def _lock(connection: Connection, location: str) -> None:

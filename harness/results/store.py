@@ -192,11 +192,7 @@ class ResultsStore(Closeable):
         __tracebackhide__ = True  # pytest would show the location, and so its password
         database = open_database(location, create=create, busy_timeout_s=busy_timeout_s)
         try:
-            ended = (
-                _prepare(database)
-                if create
-                else _require_readable(database, location, busy_timeout_s)
-            )
+            ended = _prepare(database) if create else _require_readable(database)
             if ended:
                 _interrupt(location, ended)
         except BaseException:
@@ -219,7 +215,7 @@ class ResultsStore(Closeable):
         database = open_database(location, create=False)
         try:
             with database.reading() as connection:
-                schema.find_version(connection, database.location)
+                schema.has_tables(connection, database.location)
         finally:
             database.close()
 
@@ -625,26 +621,11 @@ def _prepare(database: ResultsDatabase) -> list[str]:
     return ended
 
 
-def _require_readable(
-    database: ResultsDatabase, location: str | Path, busy_timeout_s: float
-) -> list[str]:
+def _require_readable(database: ResultsDatabase) -> list[str]:
     """Refuse what holds no results; return the running runs of processes that are gone."""
     with database.reading() as connection:
-        found = schema.find_version(connection, database.location)
-        if found == schema.SCHEMA_VERSION:
+        if schema.has_tables(connection, database.location):
             return _ended_runs(connection)
-    if found is not None:
-        try:
-            with closing(
-                open_database(location, create=True, busy_timeout_s=busy_timeout_s)
-            ) as writable:
-                return _prepare(writable)
-        except StoreUnavailableError as error:
-            reason = (
-                f"its tables are of an older qnnfarm, and who opens it first has to be able to "
-                f"change them: {error.reason}"
-            )
-            raise StoreUnavailableError(database.location, reason) from error
     # On a server, others make the database before we make its tables.
     if "://" in database.location:
         raise MissingStoreError(database.location)

@@ -13,7 +13,6 @@ import pytest
 
 from harness.errors import MissingStoreError, StoreUnavailableError
 from harness.results import schema
-from harness.results.alerts import list_alerts, review_new
 from harness.results.database import open_database
 from harness.results.records import Run
 from harness.results.store import ResultsStore
@@ -236,7 +235,7 @@ def test_a_newer_schema_is_refused(place: Place) -> None:
     "older",
     [
         "CREATE TABLE qnnfarm_schema (version INTEGER)",  # before version 1
-        "UPDATE qnnfarm_results SET version = 0",
+        "UPDATE qnnfarm_results SET version = version - 1",
     ],
 )
 def test_an_older_schema_is_refused_with_what_to_do_and_left_alone(
@@ -251,55 +250,6 @@ def test_an_older_schema_is_refused_with_what_to_do_and_left_alone(
             use(place.location)
         assert "\n" not in str(caught.value)
     assert place.rows("SELECT * FROM qnnfarm_results") == before
-
-
-def make_version_2(place: Place, make_run: MakeRun, names: dict[str, str]) -> None:
-    """Make a database whose alerts have their devices in their names alone."""
-    with ResultsStore.open(place.location) as store:
-        for serial in ("P2", "P3"):
-            run = make_run()
-            device = run.device.model_copy(update={"serial": serial})
-            store.write_run(run.model_copy(update={"device": device}))
-    columns = (
-        "id, series, metric, name, state, began_at, found_at, ratio, note, created_at, changed_at"
-    )
-    at = "'2026-01-01 00:00:00'"
-    for number, name in names.items():
-        facts = (
-            f"'{number}', 's-ttft_s', 'ttft_s', '{name}', 'open', {at}, {at}, 1.2, '', {at}, {at}"
-        )
-        place.run(f"INSERT INTO alerts ({columns}) VALUES ({facts})")  # noqa: S608
-    for column in ("alerts DROP COLUMN devices", "alerts DROP COLUMN backfilled"):
-        place.run(f"ALTER TABLE {column}")
-    place.run("ALTER TABLE reviews DROP COLUMN until")
-    place.run("UPDATE qnnfarm_results SET version = 2")
-
-
-@pytest.mark.parametrize("create", [False, True])
-def test_version_2_gets_the_devices_of_its_alerts(
-    place: Place, make_run: MakeRun, *, create: bool
-) -> None:
-    names = {"1": "P2, P3 alone: a", "2": "b", "3": "warm alone: c", "4": "P3 alone: d alone: e"}
-    make_version_2(place, make_run, names)
-    with ResultsStore.open(place.location, create=create) as store:
-        devices = {alert.id: alert.devices for alert in list_alerts(store)}
-        assert len(store.list_runs()) == 2
-    with ResultsStore.open(place.location) as store:
-        review_new(store)
-    assert devices == {"1": ("P2", "P3"), "2": (), "3": (), "4": ("P3",)}
-    assert place.rows("SELECT max(version) FROM qnnfarm_results") == [(schema.SCHEMA_VERSION,)]
-    with ResultsStore.open(place.location, create=not create):
-        pass
-
-
-@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
-def test_version_2_that_cannot_be_changed_is_refused(place: Place, make_run: MakeRun) -> None:
-    make_version_2(place, make_run, {})
-    with closing(sqlite3.connect(place.location, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreUnavailableError, match="of an older qnnfarm") as found:
-            ResultsStore.open(place.location, create=False, busy_timeout_s=0.1)
-    assert "\n" not in str(found.value)
 
 
 def test_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:
