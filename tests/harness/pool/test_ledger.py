@@ -132,25 +132,6 @@ def test_a_priority_goes_before_but_starves_nobody(bench: Bench) -> None:
     assert bench.ledger.try_grant(low)
 
 
-def test_a_big_request_gets_its_devices_together_and_small_ones_do_not_starve_it(
-    bench: Bench,
-) -> None:
-    keys = ["a", "b", "c"]
-    bench.add(*keys)
-    running = {key: bench.lease(pid, key) for pid, key in enumerate(keys, 10)}
-    big = bench.ask(1, *keys, count=3)
-    small = [bench.ask(pid, *keys) for pid in range(20, 40)]
-    for key, token in running.items():
-        assert bench.ledger.try_grant(big) is None
-        bench.ledger.release(token, [key])
-        assert bench.state(key) == "ready"
-        for ticket in small:
-            assert bench.ledger.try_grant(ticket) is None
-    rows = bench.ledger.try_grant(big) or []
-    assert sorted(row.key for row in rows) == keys
-    assert len({row.token for row in rows}) == 1
-
-
 @on_each_database
 def test_a_release_never_takes_what_a_new_owner_holds(bench: Bench) -> None:
     bench.add("a")
