@@ -56,7 +56,7 @@ _LAYER_KINDS = (FULL, SLIDING)
 
 Size = Annotated[int, Field(ge=1, le=1 << 24, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
-Factor = Annotated[float, Field(gt=1e-9, lt=1e9)]
+Scale = Annotated[float, Field(gt=1e-9, lt=1e9)]
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 
 
@@ -109,12 +109,12 @@ class DecoderConfig(BaseModel):
     qk_norm: QkNorm | None = None
     use_parallel_residual: Flag = False
     no_rope_layers: tuple[bool, ...] | None = None
-    embedding_multiplier: Factor = 1.0
-    residual_multiplier: Factor = 1.0
-    attention_multiplier: Factor | None = None
-    logits_multiplier: Factor = 1.0
-    attn_logit_softcapping: Factor | None = None
-    final_logit_softcapping: Factor | None = None
+    embedding_multiplier: Scale = 1.0
+    residual_multiplier: Scale = 1.0
+    attention_multiplier: Scale | None = None
+    logits_multiplier: Scale = 1.0
+    attn_logit_softcapping: Scale | None = None
+    final_logit_softcapping: Scale | None = None
     eos_token_id: TokenId | Annotated[tuple[TokenId, ...], Field(min_length=1)]
     bos_token_id: TokenId | None = None
 

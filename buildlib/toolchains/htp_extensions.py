@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from buildlib.config_model import ConfigModel, Whole, in_file, refuse
+from buildlib.config_model import ConfigModel, Count32, Size32, Whole, in_file, refuse
 from buildlib.errors import InvalidOptionError
 from buildlib.validation import NO_SUCH_KEY, RULE, Fault, NoEffect, first_fault, hints, nearest_key
 
@@ -72,9 +72,8 @@ def _whole_flag(value: object, info: ValidationInfo) -> object:
 
 _LLM_DECODE_ARCH = 79
 _DROPS = "unknown key: QNN's library may refuse the whole file for it"
-_INT32 = 2**31 - 1
-_Count = Annotated[int, Field(ge=0, le=_INT32), Whole]
-_Positive = Annotated[int, Field(ge=1, le=_INT32), Whole]
+_Size32 = Annotated[Size32, Whole]
+_Count32 = Annotated[Count32, Whole]
 _Size = Annotated[int, Field(ge=0), Whole]
 _Flag = Annotated[bool, BeforeValidator(_flag)]
 _ADAPTERS_ARE_INPUTS = NoEffect(
@@ -150,14 +149,14 @@ class HtpContextConfig(HtpOptions):
     weight_sharing_enabled: bool | None = None
     lora_weight_sharing: Annotated[bool | None, _ADAPTERS_ARE_INPUTS] = None
     extended_udma: bool | None = None
-    group_id: _Count | None = None
+    group_id: _Size32 | None = None
     max_spill_fill_buffer_for_group: _Size | None = None
     file_read_memory_budget_in_mb: _Size | None = None
     io_memory_estimation: bool | None = None
     init_acceleration: bool | None = None
     concurrent_deserialization_patch: str | None = None
     lora_weight_sharing_ram_preload: bool | None = None
-    reused_io_limit_mb: _Count | None = None
+    reused_io_limit_mb: _Size32 | None = None
     skip_validation_on_binary_section: bool | None = None
     detachable_buffers_enabled: bool | None = None
 
@@ -196,13 +195,13 @@ class HtpGraphOptions(HtpOptions):
     optimization_type: (
         Annotated[int, Field(ge=1, le=3), Whole, BeforeValidator(_from_number)] | None
     ) = Field(default=None, validation_alias="O", serialization_alias="O")
-    hvx_threads: _Positive | None = None
+    hvx_threads: _Count32 | None = None
     fp16_relaxed_precision: Annotated[
         Annotated[bool, BeforeValidator(_whole_flag)] | None, _FLOATS_ARE_RELAXED
     ] = None
     dlbc: _Flag | None = None
     dlbc_weights: _Flag | None = None
-    num_cores: _Positive | None = None
+    num_cores: _Count32 | None = None
     weights_packing: bool | None = None
     short_depth_conv_on_hmx_off: bool | None = None
     fold_relu_activation_into_conv_off: bool | None = None
@@ -242,12 +241,12 @@ class HtpDeviceCoreConfig(HtpOptions):
     SECTION = "devices.cores"
     UNKNOWN = _DROPS
 
-    core_id: _Count | None = None
+    core_id: _Size32 | None = None
     perf_profile: PerfProfile | None = None
-    rpc_control_latency: _Count | None = None
-    rpc_polling_time: _Count | None = None
-    hmx_timeout_us: _Count | None = None
-    adaptive_polling_time: _Count | None = None
+    rpc_control_latency: _Size32 | None = None
+    rpc_polling_time: _Size32 | None = None
+    hmx_timeout_us: _Size32 | None = None
+    adaptive_polling_time: _Size32 | None = None
     ddr_perf_mode: bool | None = None
 
 
@@ -270,15 +269,15 @@ class HtpDeviceConfig(HtpOptions):
 
     SECTION = "devices"
 
-    device_id: _Count | None = None
-    soc_model: _Count | None = None
-    soc_id: _Count | None = None
+    device_id: _Size32 | None = None
+    soc_model: _Size32 | None = None
+    soc_id: _Size32 | None = None
     dsp_arch: Annotated[str, Field(pattern=r"^v\d{2,3}$")] | None = None
     pd_session: Literal["signed", "unsigned"] | None = None
     profiling_level: str | None = None
     use_client_context: bool | None = None
-    core_type: _Count | None = None
-    core_id: tuple[_Count, ...] | None = None
+    core_type: _Size32 | None = None
+    core_id: tuple[_Size32, ...] | None = None
     cores: tuple[HtpDeviceCoreConfig, ...] | None = None
 
     def notes(self) -> Iterator[Fault]:
@@ -307,7 +306,7 @@ class HtpGroupContextConfig(HtpOptions):
     SECTION = "groupContext"
 
     share_resources: bool | None = None
-    reused_io_limit_mb: _Count | None = None
+    reused_io_limit_mb: _Size32 | None = None
 
 
 HTP_KINDS: tuple[type[HtpOptions], ...] = (

@@ -216,18 +216,10 @@ class ModelOptions:
         versions = None  # those of the wheel are looked up without loading anything
         if toolchain != ToolchainOptions():
             versions = dict(toolchain.open().versions())
+        texts = {"calibration": self.calibration, "options_file": self.options_file}
         return {
-            "model": str(self.model_dir.absolute()),
-            "targets": self.target,
-            "out": str(self.out.absolute()),
-            "shapes": [self.ar, self.cl, self.splits],
-            "encodings": absolute(self.encodings),
-            "calibration": None if self.calibration is None else read_text(self.calibration),
-            "recipe": self.recipe,
-            "max_kl": self.max_kl,
-            "options": self.option,
-            "options_file": None if self.options_file is None else read_text(self.options_file),
-            "additions": [absolute(self.lora), self.embedding_lut],
+            **{key: absolute(v) if isinstance(v, Path) else v for key, v in vars(self).items()},
+            **{key: None if path is None else read_text(path) for key, path in texts.items()},
             "toolchain": versions,
         }
 

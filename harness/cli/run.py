@@ -158,7 +158,7 @@ def _document(plan_run: PlanRun, summary: Summary) -> dict[str, object]:
     failed_runs = _failed_runs(plan_run, summary)
     return {
         "plan": plan_run.plan.name,
-        "campaign": plan_run.id,
+        "plan_run": plan_run.id,
         "db": plan_run.location,
         "exit_code": summary.exit_code,
         "interrupted": summary.interrupted,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Count = Annotated[int, Field(ge=1)]
+from buildlib.config_model import Count
 
 
 class Arguments(BaseModel):
