@@ -25,6 +25,7 @@ from buildlib.builder.build_options import (
     by_dotted_keys,
 )
 from buildlib.builder.genie_check import require_agreement
+from buildlib.builder.lora_config import LoraBuilderInputConfig
 from buildlib.builder.plan import BuildPlan
 from buildlib.builder.runner import OnStage
 from buildlib.builder.scheduler import default_workers
@@ -48,7 +49,6 @@ from buildlib.container.op_packages import OpPackage
 from buildlib.embedding.config import EmbedDatatype
 from buildlib.entry_points import entry_names, load_entry
 from buildlib.errors import InvalidOptionError, ModelWarning
-from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.numerics.comparison import VerificationReport
 from buildlib.numerics.transformers import ReferenceEngine
 from buildlib.numerics.verifier import OnComparison, VerifyOptions

@@ -393,7 +393,7 @@ def models_to_build(reader: Reader) -> None:
     reader.installed()
     reader.model("MODEL", "MODEL_DIR", "model_dir")
     reader.text("FILE")
-    needs("plugins.gguf")
+    needs("plugins.gguf", "plugins.lora")
     write_gguf(reader.folder / "model-Q4_K_M.gguf")
     reader.give("eaglet", tiny_llama.folder() / "eaglet")
     reader.give("ssd_tensor.safetensors", tiny_llama.folder() / "ssd" / "ssd_tensor.safetensors")

@@ -7,22 +7,21 @@ and its block and files to Genie's configuration.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import onnx_ir as ir
 
 from buildlib.builder.build_options import BuildOptions
+from buildlib.builder.lora_config import LoraBuilderInputConfig
 from buildlib.builder.options import OptionValue
 from buildlib.builder.stage import CachedStage
 from buildlib.builder.stages.add_forecast import AddForecast
-from buildlib.builder.stages.add_lora import LORA_FILE, AddLora
 from buildlib.builder.stages.extract_embedding import EMBEDDING_FILE, ExtractEmbedding
 from buildlib.builder.stages.prepare_draft import GiveHiddenStates
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.checkpoint.layout import TOKENIZER_FILE
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.genie_engine import Lora
 from buildlib.container.op_packages import (
     OpPackage,
     added_operations,
@@ -32,12 +31,9 @@ from buildlib.container.op_packages import (
 )
 from buildlib.container.writer import ContainerFile
 from buildlib.embedding.config import TABLE_FILE, EmbedDatatype, EmbeddingConfig
+from buildlib.entry_points import load_entry
 from buildlib.errors import InvalidOptionError
 from buildlib.graph.files import external_tensors, load_model
-from buildlib.lora.adapters import LORA_FOLDER, check_adapters
-from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
-from buildlib.lora.peft import read_adapter
-from buildlib.paths import user_path
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.speculative.config import (
     DRAFT_FOLDER,
@@ -53,6 +49,8 @@ from buildlib.speculative.draft_model import DraftHead
 from buildlib.speculative.forecast import CACHE_FILE
 from buildlib.targets import Target
 from buildlib.toolchains.base import OpPackageLibrary, Toolchain
+
+DOOR = "additions"
 
 
 @dataclass(frozen=True)
@@ -181,62 +179,6 @@ class Addition:
 
 
 @dataclass(frozen=True)
-class LoraAdapters(Addition):
-    """LoRA adapters, as inputs of the graphs."""
-
-    config: LoraBuilderInputConfig
-
-    @classmethod
-    def of(cls, given: LoraBuilderInputConfig) -> "LoraAdapters":
-        """Check the fields that the documented constructor does not, and that adapters are named.
-
-        Raises:
-            InvalidOptionError: a field has a value that cannot be built.
-            ModelFileError: an adapter is not there, or cannot be read.
-        """
-        path = user_path(given.lora_config_path)
-        config = LoraBuilderInputConfig.create(**(dict(given) | {"lora_config_path": path}))
-        if not config.create_lora_graph:
-            reason = "graphs that bring their own branches are not built here; set it to True"
-            raise InvalidOptionError("lora_config.create_lora_graph", reason, ())
-        for adapter in LoraSet.load(config.lora_config_path).adapters:
-            for module in read_adapter(adapter.path).modules.values():
-                module.matrices()
-        return cls(config)
-
-    @property
-    def trained(self) -> str:
-        return "adapters"
-
-    def as_options(self) -> dict[str, OptionValue]:
-        return _options_of("lora_config", self.config)
-
-    def files(self) -> Iterator[Path]:
-        yield self.config.lora_config_path
-        yield from LoraSet.load(self.config.lora_config_path).files().values()
-
-    def check_model(self, model: ir.Model) -> None:
-        check_adapters(self.config, model)
-
-    def stages(self, making: Making) -> None:
-        adapters = LoraSet.load(self.config.lora_config_path)
-        hashes, text = making.hash_files(adapters.files()), making.calibration_text
-        bits = making.quantization
-        entry = making.add(AddLora(making.last, self.config, adapters, hashes, text, bits))
-        making.prepared["lora"] = entry.folder
-
-    def genie(self, made: Composition, prepared: PreparedModel, facts: DialogFacts) -> Composition:  # noqa: ARG002
-        folder = prepared.lora
-        assert folder is not None  # noqa: S101  (of its stage)
-        lora = Lora.model_validate_json((folder / LORA_FILE).read_text("utf-8"))
-        files = {
-            path.relative_to(folder).as_posix(): ContainerFile(path, "lora")
-            for path in sorted((folder / LORA_FOLDER).rglob("*.raw"))
-        }
-        return made.having(made.genie_config.with_lora(lora), files)
-
-
-@dataclass(frozen=True)
 class Speculating(Addition):
     """A kind of speculative decoding."""
 
@@ -248,7 +190,7 @@ class Speculating(Addition):
         return kinds.get(type(self.config), "")
 
     def as_options(self) -> dict[str, OptionValue]:
-        return _options_of("speculative_config", self.config)
+        return options_of("speculative_config", self.config)
 
     def files(self) -> Iterator[Path]:
         yield from (path for _, path in self.config if isinstance(path, Path))
@@ -345,7 +287,10 @@ def additions_of(
         raise InvalidOptionError("split_model.split_embedding", reason, ())
     added: list[Addition] = []
     if lora is not None:
-        added.append(LoraAdapters.of(lora))
+        make = cast("Callable[[LoraBuilderInputConfig], Addition] | None", load_entry(DOOR, "lora"))
+        if make is None:
+            raise InvalidOptionError("lora_config", "it needs the plugin `lora`", ())
+        added.append(make(lora))
     if speculative is not None:
         added.append(Speculating(speculative))
     if on_host:  # last: forecast tokens have rows in it
@@ -362,9 +307,10 @@ def draft_binary(name: str) -> str:
     return f"{name}_draft.bin"
 
 
-def _options_of(
+def options_of(
     section: str, config: LoraBuilderInputConfig | SpeculativeConfig
 ) -> dict[str, OptionValue]:
+    """Return the options of a section under dotted keys, and of what kind it is."""
     values = config.model_dump(mode="json").items()
     return {section: type(config).__name__} | {
         f"{section}.{key}": tuple(value) if isinstance(value, list) else value

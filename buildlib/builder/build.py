@@ -23,6 +23,7 @@ from buildlib.builder.additions import (
     Speculating,
     draft_binary,
 )
+from buildlib.builder.lora_config import BEYOND_FILE
 from buildlib.builder.model_folder import check_loss, load_factors
 from buildlib.builder.model_place import hub_origin
 from buildlib.builder.options import SplitModelConfig
@@ -31,7 +32,6 @@ from buildlib.builder.plan import BuildPlan, compile_cost, quantized_bytes
 from buildlib.builder.runner import OnStage, StageRecord, StageRunner
 from buildlib.builder.sources import CheckpointSource, ModelSource, OnnxSource
 from buildlib.builder.stage_graph import Load, StageGraph, StageNode, UnmadeError
-from buildlib.builder.stages.add_lora import BEYOND_FILE
 from buildlib.builder.stages.arcl import ConvertShape
 from buildlib.builder.stages.author import AuthorModel
 from buildlib.builder.stages.compile_part import CompilePart

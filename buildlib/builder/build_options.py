@@ -13,6 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from buildlib.builder.lora_config import LoraBuilderInputConfig
 from buildlib.builder.options import (
     ARnContextLengthConfig,
     MhaConfig,
@@ -23,7 +24,6 @@ from buildlib.builder.options import (
 from buildlib.container.op_packages import OpPackage
 from buildlib.embedding.config import EmbedDatatype
 from buildlib.errors import InvalidOptionError, UnknownOptionError
-from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.techniques.arguments import TechniqueArguments
 from buildlib.speculative.config import SPECULATIONS, SpeculativeConfig, speculation_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from buildlib.builder.additions import Addition, HostTable, LoraAdapters, OwnOperations
+from buildlib.builder.additions import Addition, HostTable, OwnOperations
 from buildlib.builder.build_options import BuildOptions
 from buildlib.builder.options import (
     ARnContextLengthConfig,
@@ -58,7 +58,7 @@ class BuildPlan:
         """
         on_host = any(isinstance(one, HostTable) for one in self.additions)
         options = self.options
-        if any(isinstance(one, LoraAdapters) for one in self.additions):
+        if options.lora_config is not None:
             options = _split_off_ends(options, on_host=on_host)
         shapes = () if self.keeps_shape else graph_shapes(options.arn_cl_options, self.contract)
         for each in (options.quantization, *self.quantization.values()):

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import buildlib
 from buildlib.builder.code_digest import CodeDigest
+from buildlib.builder.lora_config import LoraSet
 from buildlib.builder_options import move_paths
 from buildlib.container.container import GenAIContainer
 from buildlib.container.files import check_replaceable
@@ -32,7 +33,6 @@ from buildlib.container.op_packages import KEY as OP_PACKAGES
 from buildlib.entry_points import entry_modules, entry_names, plugin_code
 from buildlib.error_base import QnnfarmError
 from buildlib.errors import BuildError
-from buildlib.lora.config import LoraSet
 from buildlib.paths import plain_path
 from buildlib.toolchains.child_process import dying_with_parent
 from harness.errors import HostFileError, StoreError, WrongUseError

@@ -46,7 +46,9 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "qairt.gen_ai_api.configs.lade_config": {"LadeBuilderConfig": _SPECULATION},
         "qairt.gen_ai_api.configs.ssd_config": {"SsdBuilderConfig": _SPECULATION},
         "qairt.gen_ai_api.configs.eaglet_config": {"EagletBuilderConfig": _SPECULATION},
-        "qairt.modules.lora.lora_config": {"LoraBuilderInputConfig": "buildlib.lora.config"},
+        "qairt.modules.lora.lora_config": {
+            "LoraBuilderInputConfig": "buildlib.builder.lora_config"
+        },
         "qairt.api.configs.device": {"Device": "harness.devices.spec:DeviceSpec"},
         "qairt.experimental.pipeline.torch.llm.pipeline": {
             "LLMPipeline": "plugins.pipeline.llm",

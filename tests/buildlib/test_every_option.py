@@ -25,6 +25,7 @@ from buildlib.targets import parse_target
 from buildlib.toolchains.htp_extensions import HTP_KINDS
 from suites.models import tiny_llama
 from tests.builders import EMULATOR, builder_for
+from tests.system import needs
 
 PHONE = "SM8750"
 Given = Mapping[str, Any]
@@ -222,6 +223,8 @@ def test_an_option_of_a_build_acts_is_refused_or_is_said_to_have_no_effect(
     key: str, plan: Plan, dialog: PlainDialog
 ) -> None:
     case = CASES[key]
+    if "ADAPTER" in str((case.value, case.beside)):
+        needs("plugins.lora")
     without = outcome(plan, case.beside, case.target, dialog)
     having = outcome(plan, {**case.beside, key: case.value}, case.target, dialog)
     if isinstance(having, str):

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from buildlib.builder.lora_config import LoraSet
 from buildlib.builder.options import M2sStartPoint
 from buildlib.cache.layout import SIDECAR as RECORD
 from buildlib.cache.records import read_files
@@ -25,7 +26,6 @@ from buildlib.errors import CacheError, ContainerError, InputFileError, InvalidO
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.files import external_tensors, load_model, tensor_array
 from buildlib.graph.shape import GraphShape
-from buildlib.lora.config import LoraSet
 from buildlib.passes.arcl import convert_arcl
 from buildlib.qairt_layout import export_cache
 from buildlib.quantize.options import QuantizationOptions
@@ -185,6 +185,7 @@ def builder(
     return builder_for(one_layer_export, cache_root, [1, 64], target="chipset:SM8850")
 
 
+@pytest.mark.needs("plugins.lora")
 def test_adapters_named_in_yaml(
     builder: GenAIBuilderHTP, make_adapter: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.lora.config import LoraBuilderInputConfig
+from buildlib.builder.lora_config import LoraBuilderInputConfig
 from harness.devices.device import Device
 from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
@@ -13,6 +13,7 @@ from tests.suites.user_pytest import run_pytest
 
 
 @pytest.mark.slow
+@pytest.mark.needs("plugins.lora")
 def test_each_adapter_does_what_it_was_trained_for(
     build_cache: Path, virtual_device: Device, tmp_path: Path
 ) -> None:

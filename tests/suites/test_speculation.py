@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.lora_config import LoraBuilderInputConfig
 from buildlib.container.container import GenAIContainer
-from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.speculative.config import (
     EagletBuilderConfig,
     SpeculativeConfig,
@@ -111,6 +111,7 @@ def test_a_tree_keeps_to_a_sliding_window(
 
 
 @pytest.mark.slow
+@pytest.mark.needs("plugins.lora")
 @pytest.mark.parametrize("how", [SSD, EAGLET], ids=["ssd-q1", "eaglet"])
 def test_turns_and_adapters_are_those_of_plain_decoding(
     how: SpeculativeConfig, build_cache: Path, virtual_device: Device, tmp_path: Path

@@ -16,8 +16,9 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # torch's own convention
 
+from buildlib.builder.lora_config import ADAPTER_CONFIG
 from buildlib.files import atomic_write_bytes
-from buildlib.lora.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from plugins.lora.peft import ADAPTER_WEIGHTS
 from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
 from tools.tiny_llama.tokens import load_tokenizer, plain

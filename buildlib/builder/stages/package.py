@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildlib.builder.additions import Composition, DialogFacts, PreparedModel
+from buildlib.builder.lora_config import BEYOND_FILE
 from buildlib.builder.model_folder import load_factors, load_loss
 from buildlib.builder.plan import BuildPlan
 from buildlib.builder.stage import CachedStage
-from buildlib.builder.stages.add_lora import BEYOND_FILE
 from buildlib.cache.key import combined_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import NO_BOS, DecoderConfig, load_config

@@ -163,7 +163,7 @@ def _check_adapter(
 
 def _check_strength(container: GenAIContainer, name: str, strength: float) -> None:
     """Refuse a strength that the graphs cannot take; warn of one that their ranges do not cover."""
-    from buildlib.lora.config import MAX_STRENGTH
+    from buildlib.builder.lora_config import MAX_STRENGTH
 
     if not 0.0 <= strength <= MAX_STRENGTH:
         raise WrongUseError(

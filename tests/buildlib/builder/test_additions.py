@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.lora_config import LoraBuilderInputConfig
 from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import CLIPPED_ADAPTERS
 from buildlib.errors import InvalidOptionError, ModelFileError, ModelWarning
 from buildlib.genai import GenAIBuilderHTP
-from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.numerics.verifier import VerifyOptions
 from tests.builders import builder_for
 
@@ -29,7 +29,7 @@ def check_floats(builder: GenAIBuilderHTP) -> GenAIContainer:
     return builder.build()
 
 
-@pytest.mark.needs("libatomic1")
+@pytest.mark.needs("libatomic1", "plugins.lora")
 def test_adapters_are_inputs_of_the_graphs_and_files_of_the_container(
     one_layer: Path,
     tiny_text: str,
@@ -56,6 +56,7 @@ def test_adapters_are_inputs_of_the_graphs_and_files_of_the_container(
     assert any(name.startswith("lora/mild/") and kinds[name] == "lora" for name in kinds)
 
 
+@pytest.mark.needs("plugins.lora")
 def test_adapters_that_do_not_fit_are_refused_before_the_first_stage(
     one_layer: Path, tiny_text: str, make_adapter: Callable[..., Path], tmp_path: Path
 ) -> None:

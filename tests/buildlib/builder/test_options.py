@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.lora_config import LoraBuilderInputConfig
 from buildlib.builder.options import ARnContextLengthConfig
 from buildlib.builder.plan import graph_shapes
 from buildlib.builder.scheduler import WORKERS_VARIABLE
 from buildlib.errors import BuildError, InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
-from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.speculative.config import EagletBuilderConfig, SpdBuilderConfig, SsdBuilderConfig
 from tests.builders import builder_for
 
@@ -83,10 +83,15 @@ def test_options_that_fit(builder: GenAIBuilderHTP, options: Mapping[str, object
             },
             "draft heads were trained on hidden states",
         ),
-        ({"lora_config": LoraBuilderInputConfig(lora_config_path=NOWHERE)}, "/no/such"),
-        (
+        pytest.param(
+            {"lora_config": LoraBuilderInputConfig(lora_config_path=NOWHERE)},
+            "/no/such",
+            marks=pytest.mark.needs("plugins.lora"),
+        ),
+        pytest.param(
             {"lora_config": LoraBuilderInputConfig(lora_config_path=NOWHERE, lora_version=2)},
             "lora_version.*QAIRT SDK",
+            marks=pytest.mark.needs("plugins.lora"),
         ),
     ],
 )

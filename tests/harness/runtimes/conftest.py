@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.lora_config import LoraBuilderInputConfig
 from buildlib.container.container import GenAIContainer
-from buildlib.lora.config import LoraBuilderInputConfig
 from tests.builders import builder_for
 from tests.buildlib.conftest import MakeCheckpoint
 from tests.system import needs
@@ -39,7 +39,7 @@ def dialog_container(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> GenAIContainer:
     """A host embedding table and two adapters; AR 1 and 16, CL 64."""
-    needs("libatomic1")
+    needs("libatomic1", "plugins.lora")
     folder = tmp_path_factory.mktemp("dialogs")
     adapters = folder / "adapters"
     make_adapter(adapters / "red", RED, layers=1, seed=1, strength=1.0)

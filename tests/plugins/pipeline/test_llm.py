@@ -62,6 +62,7 @@ def test_generate_gives_one_text_on_the_host_and_on_the_device(
 
 
 @pytest.mark.variant
+@pytest.mark.needs("plugins.lora")
 def test_adapters_of_a_recipe_change_the_text_where_they_are_asked_for(
     make_recipe: MakeRecipe, make_adapter: Callable[..., Path], virtual_device: Device,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

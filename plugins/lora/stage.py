@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildlib.builder.lora_config import BEYOND_FILE, LoraBuilderInputConfig, LoraSet
 from buildlib.builder.model_folder import calibration_windows, link_configuration, load_factors
 from buildlib.builder.stage import CachedStage
 from buildlib.cache.key import text_sha256
@@ -14,20 +15,17 @@ from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import load_model
-from buildlib.lora.adapters import Adapters
-from buildlib.lora.branches import LoraBranches
-from buildlib.lora.calibration import calibrate_adapters
-from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
-from buildlib.lora.projections import find_projections
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.calibration import range_choice
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.recipe import choose_cache_bits
+from plugins.lora.adapters import Adapters
+from plugins.lora.branches import LoraBranches
+from plugins.lora.calibration import calibrate_adapters
+from plugins.lora.projections import find_projections
 
 LORA_FILE = "genie_lora.json"
 """The engine's block for the adapters beside it."""
-BEYOND_FILE = "beyond_ranges.json"
-"""Use cases that the encodings do not cover, as `AdapterCalibration.beyond`."""
 
 
 @dataclass(frozen=True)

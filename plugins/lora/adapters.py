@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from buildlib.builder.lora_config import LoraBuilderInputConfig, LoraSet, UseCase
 from buildlib.container.genie_engine import Lora, LoraAdapter
 from buildlib.errors import ModelFileError
 from buildlib.files import atomic_write_bytes
-from buildlib.lora.branches import Branch, a_name, b_name
-from buildlib.lora.config import LoraBuilderInputConfig, LoraSet, UseCase
-from buildlib.lora.peft import LowRank, Matrix, Module, PeftAdapter, read_adapter
-from buildlib.lora.projections import FUSED, Projection, find_projections
 from buildlib.quantize.techniques.base import Factors
+from plugins.lora.branches import Branch, a_name, b_name
+from plugins.lora.peft import LowRank, Matrix, Module, PeftAdapter, read_adapter
+from plugins.lora.projections import FUSED, Projection, find_projections
 
 LORA_FOLDER = "lora"
 

@@ -9,12 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from buildlib.error_base import one_line
 from buildlib.errors import InvalidOptionError, ModelFileError
 from buildlib.graph import interface
-from buildlib.lora.peft import ADAPTER_CONFIG
 from buildlib.validation import first_fault
 
 MAX_STRENGTH = 2.0
 """Strengths of an adapter are 0 to this: the graph's input has a grid."""
 
+ADAPTER_CONFIG = "adapter_config.json"
+BEYOND_FILE = "beyond_ranges.json"
+"""Use cases that the encodings do not cover, and how far they leave them, beside the adapters."""
 _MAX_BYTES = 1 << 20
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]

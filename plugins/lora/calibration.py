@@ -17,10 +17,10 @@ from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding, s
 from buildlib.errors import EncodingsError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
-from buildlib.lora.adapters import Adapters
 from buildlib.passes.base import ENCODINGS_SUFFIX
 from buildlib.quantize.calibration import Range, RangeChoice, observe_ranges
 from buildlib.quantize.grids import shared_grids
+from plugins.lora.adapters import Adapters
 
 UpdatableMode = Literal["adapter_only", "all"]
 

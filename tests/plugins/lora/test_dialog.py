@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from buildlib.builder.lora_config import LoraSet
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.tokenizer import load_tokenizer, spread_windows
 from buildlib.container.genie_validator import check_genie_text
 from buildlib.encodings.files import save_encodings
 from buildlib.graph.files import load_model
-from buildlib.lora.adapters import Adapters
-from buildlib.lora.branches import LoraBranches
-from buildlib.lora.calibration import calibrate_adapters
-from buildlib.lora.config import LoraSet
-from buildlib.lora.projections import find_projections
 from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner
+from plugins.lora.adapters import Adapters
+from plugins.lora.branches import LoraBranches
+from plugins.lora.calibration import calibrate_adapters
+from plugins.lora.projections import find_projections
 from tests.buildlib.dialogs.genie_lab import SHAPES, GenieLab
 
 RED = {

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from buildlib.builder.lora_config import ADAPTER_CONFIG
 from buildlib.checkpoint.config import read_object
 from buildlib.checkpoint.tensor_file import TensorRef, read_header
 from buildlib.errors import ModelFileError
 
-ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 _KEY = re.compile(r"(?:^|\.)layers\.(\d+)\.(?:\w+\.)*?(\w+)\.lora_([AB])(?:\.\w+)?\.weight$")

@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from buildlib.encodings.attachment import inherit
 from buildlib.graph import interface
-from buildlib.lora.peft import Module
-from buildlib.lora.projections import Projection, find_projections
 from buildlib.passes.base import SORTED, STATIC, Condition, Pass
+from plugins.lora.peft import Module
+from plugins.lora.projections import Projection, find_projections
 
 
 def a_name(module: Module) -> str:

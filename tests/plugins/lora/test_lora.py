@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from buildlib.builder.canonical import ImportModel
+from buildlib.builder.lora_config import LoraBuilderInputConfig, LoraSet
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.tokenizer import text_windows
 from buildlib.encodings.files import load_encodings, save_encodings
@@ -19,12 +20,6 @@ from buildlib.errors import BuildError, InvalidOptionError, ModelFileError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
-from buildlib.lora.adapters import Adapters
-from buildlib.lora.branches import LoraBranches
-from buildlib.lora.calibration import calibrate_adapters
-from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
-from buildlib.lora.peft import read_adapter
-from buildlib.lora.projections import find_projections
 from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.arcl import convert_arcl
@@ -33,6 +28,11 @@ from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.scaling import Scaling
+from plugins.lora.adapters import Adapters
+from plugins.lora.branches import LoraBranches
+from plugins.lora.calibration import calibrate_adapters
+from plugins.lora.peft import read_adapter
+from plugins.lora.projections import find_projections
 from tests.buildlib.onnx_models import assert_near, random_feeds, run_once
 
 MakeAdapter = Callable[..., Path]

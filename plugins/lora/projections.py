@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from buildlib.graph import interface
 from buildlib.graph.values import is_linear, is_parameter, operand, source_of, static_shape
-from buildlib.lora.peft import Matrix
 from buildlib.quantize.techniques.base import Factors
+from plugins.lora.peft import Matrix
 
 _ACTIVATIONS = frozenset({"Sigmoid", "Gelu", "Erf", "Tanh", "Relu", "Swish", "HardSwish"})
 
