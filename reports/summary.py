@@ -93,9 +93,6 @@ class SummaryRow:
         scored: of the perplexity.
         stability: the grades of speeds.
         output: whether the output was found correct; rows without that are ranked below.
-        grade: of stability, the worst of its rates; empty where there is none, and on the emulator,
-            whose speeds mean nothing.
-        grade_reasons: the reasons for the grade, in words.
         runtime: of the runs, where rows are of several.
     """
 
@@ -107,8 +104,6 @@ class SummaryRow:
     scored: Subject | None = None
     stability: Mapping[str, Stability] = field(default_factory=dict)
     output: Output = "unchecked"
-    grade: str = ""
-    grade_reasons: tuple[str, ...] = ()
     runtime: str = ""
 
     @property
@@ -180,6 +175,26 @@ class SummaryRow:
     def units(self) -> int:
         """Sessions behind the speeds, or the repetitions of a single one, whose spread is shown."""
         return max((cell.units for cell in self._speeds), default=0)
+
+    @property
+    def grade(self) -> str:
+        """Stability: the worst grade of its rates, of which an unknown one is the worst.
+
+        It is empty where there is none, and on the emulator, whose speeds mean nothing.
+        """
+        grades = [one.grade for _, one in self._graded]
+        return "?" if "?" in grades else max(grades, default="")
+
+    @property
+    def grade_reasons(self) -> tuple[str, ...]:
+        """The reasons for the grade, in words."""
+        reasons = ((metric, reason) for metric, one in self._graded for reason in one.reasons)
+        return tuple(_joined(reasons))
+
+    @property
+    def _graded(self) -> list[tuple[Metric, Stability]]:
+        keys = () if self.subject.emulator else LEADING_METRICS
+        return [(find_metric(key), self.stability[key]) for key in keys if key in self.stability]
 
     @property
     def _speeds(self) -> list[Stats]:
@@ -289,9 +304,9 @@ def summarise(
         remarks = dict.fromkeys(changes + row.remarks + apart)
         rows.append(replace(row, remarks=tuple(remarks)))
     for here, rows_here in scored.items():
-        best, told_of_best = _choose_perplexity(rows_here)
+        best = _choose_perplexity(rows_here)
         if best is not None and here not in with_speed:
-            rows.append(replace(best, remarks=told_of_best))
+            rows.append(best)
     if len({row.subject.runtime for row in rows}) > 1:  # what is compared stands together
         rows = [replace(row, runtime=row.subject.runtime) for row in rows]
     return tuple(sorted(rows, key=_sort_key))
@@ -341,11 +356,9 @@ def speed_runs(runs: Sequence[Run]) -> list[Run]:
     """Select the runs with speeds: benchmarks, and other runs of containers without one."""
     timed = [run for run in runs if any(_all_values(run, key) for key in SPEED_METRICS)]
     benchmarked = {_place(run) for run in timed if run.kind == "bench"}
-    return [run for run in timed if run.kind == "bench" or _is_stand_in(run, benchmarked)]
-
-
-def _is_stand_in(run: Run, benchmarked: set[tuple[Subject, str]]) -> bool:
-    return run.kind in {"generate", "embed"} and _place(run) not in benchmarked
+    others = (run for run in timed if run.kind in {"generate", "embed"})
+    stand_ins = {run.id for run in others if _place(run) not in benchmarked}
+    return [run for run in timed if run.kind == "bench" or run.id in stand_ins]
 
 
 def _place(run: Run) -> tuple[Subject, str]:
@@ -359,10 +372,11 @@ def _all_values(run: Run, key: str) -> tuple[float, ...]:
 
 
 def _row(subject: Subject, group: Sequence[Run], scored: Sequence[SummaryRow]) -> SummaryRow:
-    perplexity, perplexity_remarks = _choose_perplexity(scored)
+    perplexity = _choose_perplexity(scored)
     runs, left_out = _like_newest(group)
     steady, devices = not subject.emulator, [run.device.serial for run in runs]
-    cells, stability = {}, {}
+    cells = dict[str, Stats]()
+    stability = dict[str, Stability]()
     by_metric: list[tuple[Metric, str]] = []
     for name in SPEED_METRICS:
         if not any(_all_values(run, name) for run in runs):
@@ -383,13 +397,13 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[SummaryRow]) -
     output = _output(runs, perplexity)
     if output == "unchecked" and not subject.is_imported:
         remarks.append(UNCOMPARED if subject.kind == "embed" else UNCHECKED)
-    remarks += perplexity_remarks
-    grade, reasons = _grade(stability) if steady else ("", ())
-    scores, of_scores = (perplexity.cells, perplexity.subject) if perplexity else ({}, None)
-    return SummaryRow(
-        subject, subject.label, runs, {**cells, **scores}, tuple(remarks), of_scores, stability,
-        output, grade, reasons,
-    )  # fmt: skip
+    of_text = None
+    if perplexity is not None:
+        of_text = perplexity.subject
+        cells.update(perplexity.cells)
+        remarks += perplexity.remarks
+    label, words = subject.label, tuple(remarks)
+    return SummaryRow(subject, label, runs, cells, words, of_text, stability, output)
 
 
 def _by_device(runs: Sequence[Run], key: str) -> Iterator[str]:
@@ -415,10 +429,8 @@ def _by_device(runs: Sequence[Run], key: str) -> Iterator[str]:
         yield f"{metric.label} by device: {', '.join(words)} {metric.shown_unit}"
 
 
-def _choose_perplexity(
-    scored: Sequence[SummaryRow],
-) -> tuple[SummaryRow | None, tuple[str, ...]]:
-    """Choose the perplexity that tells most, and remark on it and on those measured after it.
+def _choose_perplexity(scored: Sequence[SummaryRow]) -> SummaryRow | None:
+    """Choose the perplexity that tells most, with a remark on each that was measured after it.
 
     One with a reference tells more than others, then one over more tokens, then a later one: a
     quick one over a few windows does not replace it. That of a draft model says nothing of the
@@ -426,17 +438,17 @@ def _choose_perplexity(
     """
     scored = [row for row in scored if row.subject.of_answers]
     if not scored:
-        return None, ()
+        return None
     best = max(scored, key=_weight)
     since = best.runs[-1].created_at
-    remarks = [
+    remarks = (
         f"Perplexity is that over {describe_scored(best.subject.scored)}; a later one over "
         f"{describe_scored(row.subject.scored)}"
         f"{'' if row.subject.text == best.subject.text else ' of another text'} is {shown.text}"
         for row in scored
         if row.runs[-1].created_at > since and (shown := row.show(PERPLEXITY))
-    ]
-    return best, (*best.remarks, *remarks)
+    )
+    return replace(best, remarks=(*best.remarks, *remarks))
 
 
 def _weight(row: SummaryRow) -> tuple[bool, int, datetime]:
@@ -455,20 +467,6 @@ def _output(runs: Sequence[Run], perplexity: SummaryRow | None) -> Output:
     if find_perplexity_faults(perplexity.values, precision):
         return "doubtful"
     return "checked" if matches_references(perplexity.values, precision) else "unchecked"
-
-
-def _grade(of_metrics: Mapping[str, Stability]) -> tuple[str, tuple[str, ...]]:
-    """Return the worst grade of the rates, with reasons; an unknown grade is the worst."""
-    by_key = {key: of_metrics[key] for key in LEADING_METRICS if key in of_metrics}
-    grades = [stability.grade for stability in by_key.values()]
-    if not grades:
-        return "", ()
-    reasons = _joined(
-        (find_metric(key), reason)
-        for key, stability in by_key.items()
-        for reason in stability.reasons
-    )
-    return "?" if "?" in grades else max(grades), tuple(reasons)
 
 
 def _display_key(built: tuple[Subject, str]) -> tuple[object, ...]:
@@ -511,7 +509,8 @@ def _workload_remarks(subject: Subject, runs: Sequence[Run]) -> list[str]:
     unsteady = sum(run.warmup_detected is False for run in runs)
     if unsteady:
         remarks.append(f"{unsteady} of {len(runs)} runs were not steady after their warm-ups")
-    short = [run for run in runs if _repetitions(run) < run.workload.repetitions]
+    most = [max(len(run.values(name)) for name in SPEED_METRICS) for run in runs]
+    short = [run for run, n in zip(runs, most, strict=True) if n < run.workload.repetitions]
     if short:
         remarks.append(f"{len(short)} of {len(runs)} runs gave fewer repetitions than requested")
     prompts = {value for run in runs for value in run.values("prompt_tokens")}
@@ -521,10 +520,6 @@ def _workload_remarks(subject: Subject, runs: Sequence[Run]) -> list[str]:
         real = ", ".join(f"{value:.0f}" for value in sorted(prompts))
         remarks.append(f"The prompt had {real} tokens, but {request} were requested")
     return remarks
-
-
-def _repetitions(run: Run) -> int:
-    return max(len(run.values(name)) for name in SPEED_METRICS)
 
 
 MATRIX_METRICS = (
