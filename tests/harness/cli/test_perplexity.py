@@ -20,6 +20,7 @@ from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
 from tests.optional import needs_transformers
 from tests.repackaged import repackage
+from tests.system import is_here
 
 pytestmark = pytest.mark.timeout(900)
 TEXT = tiny_llama.folder() / "text" / "heldout.txt"
@@ -157,6 +158,8 @@ def test_drafting_is_refused(
         assert done.returncode == NO_ANSWER
         assert "dialogs of type spd are wrong with Genie" in done.stderr
         assert "use SSD or Eaglet" in done.stderr
+    if not is_here("plugins.diagnosis"):
+        return
     checked = qnnfarm("config", "check", speculating["spd"])
     assert checked.returncode == BAD
     assert "refused: /dialog/type: dialogs of type spd are wrong" in checked.stdout
