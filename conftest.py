@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest_plugins = ["harness.pytest_plugin", "pytester"]
+pytest_plugins = ["harness.pytest_plugin", "pytester", "tests.workers"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -57,6 +57,7 @@ from tests.qairt_sdk import make_sdk
 from tests.system import CONDITIONS, needs
 from tools.tiny_llama.gguf_file import write_gguf
 
+pytestmark = pytest.mark.first
 EXPORT = ROOT / "tests" / "fixtures" / "exports" / "torchscript-llama-fixed"
 
 

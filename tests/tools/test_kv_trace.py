@@ -9,6 +9,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Ssd
 from tools.kv_trace import GraphCall, find_commits, main, trace_dialog
 
+pytestmark = pytest.mark.first
 PROMPT = "In the beginning"
 WRONG = ": not its accepted rows"
 TREE = ((0,), (0, 1), (0, 2), (0, 2, 3))

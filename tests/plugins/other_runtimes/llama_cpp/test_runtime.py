@@ -11,12 +11,7 @@ import yaml
 
 from buildlib.error_base import QnnfarmError
 from harness.devices.device import Device
-from harness.errors import (
-    HostFileError,
-    PromptTooLongError,
-    RuntimeOutputError,
-    WrongUseError,
-)
+from harness.errors import HostFileError, PromptTooLongError, RuntimeOutputError, WrongUseError
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationRequest, RuntimeOptions, SpeedRequest
 from harness.runtimes.dialog_settings import DialogSettings
@@ -35,6 +30,7 @@ from tools.tiny_llama.gguf_file import write_gguf
 from tools.tiny_llama.numpy_model import load_weights, logits
 from tools.tiny_llama.tokens import load_tokenizer
 
+pytestmark = pytest.mark.first
 PROMPT = "In the beginning God created the heaven and the earth. And God said,"
 
 
