@@ -20,7 +20,7 @@ SEED = int(os.environ.get("QNNFARM_FUZZ_SEED", "20"))
 CASES = int(os.environ.get("QNNFARM_FUZZ_CASES", "5000"))
 WORKERS = int(os.environ.get("QNNFARM_FUZZ_WORKERS", "2"))
 LOG = os.environ.get("QNNFARM_FUZZ_LOG", os.devnull)
-FEW = 6
+FEW = 4
 COMPILE_EVERY = 20
 """Of the cases that reach the compiler, about one in five, one in so many goes through it."""
 

@@ -131,6 +131,7 @@ def test_invalid_attachments_are_refused(
         builder.plan()
 
 
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_models_can_keep_the_shapes_that_they_have(
     one_layer_export: Path, decode_export: Path, build_cache: Path

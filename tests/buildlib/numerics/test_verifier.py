@@ -207,6 +207,7 @@ def test_a_model_without_a_mask_is_refused(models: StageModels, tmp_path: Path) 
         verified(models, imported=dict.fromkeys(SHAPES, path))
 
 
+@pytest.mark.variant
 def test_the_emulator_computes_what_the_quantized_model_does(
     reference_outputs: BuildOutputs,
 ) -> None:

@@ -254,5 +254,5 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert row.lease is None
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=8, stateful_step_count=40, deadline=None)
 TestLedger = LedgerMachine.TestCase

@@ -28,6 +28,7 @@ def run_again(pipe: LLMPipeline, until: str | None = None) -> dict[str, bool]:
     return {event.stage: event.reused for event in events if isinstance(event, StageFinished)}
 
 
+@pytest.mark.variant
 def test_perplexity_stays_from_float_to_the_emulator_and_the_device(
     built: LLMPipeline, virtual_device: Device
 ) -> None:
