@@ -85,10 +85,7 @@ class Started:
     """
 
     def __init__(
-        self,
-        *arguments: str | Path,
-        cwd: Path | None = None,
-        env: Mapping[str, str] | None = None,
+        self, *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
     ) -> None:
         self._words = [str(argument) for argument in arguments]
         (given, taken), out, err = os.pipe(), os.pipe(), os.pipe()
@@ -170,11 +167,7 @@ class Started:
 
 
 def start(
-    words: Sequence[str],
-    *,
-    cwd: Path,
-    env: Mapping[str, str],
-    streams: tuple[IO[bytes], IO[bytes]],
+    words: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: tuple[IO[bytes], IO[bytes]]
 ) -> BaseProcess:
     """Start `qnnfarm WORD...` with files for its output and its errors."""
     with Path(os.devnull).open("rb") as nothing:

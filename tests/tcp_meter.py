@@ -25,11 +25,7 @@ class TcpMeter:
     """
 
     def __init__(
-        self,
-        target: tuple[str, int],
-        bytes_per_s: float | None = None,
-        *,
-        host: str = "127.0.0.1",
+        self, target: tuple[str, int], bytes_per_s: float | None = None, *, host: str = "127.0.0.1"
     ) -> None:
         self._target = target
         self._bytes_per_s = bytes_per_s
@@ -61,10 +57,6 @@ class TcpMeter:
     def total_bytes(self) -> int:
         """In both directions."""
         return self.sent_bytes + self.received_bytes
-
-    def set_speed(self, bytes_per_s: float | None) -> None:
-        """From now on, to the target."""
-        self._bytes_per_s = bytes_per_s
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

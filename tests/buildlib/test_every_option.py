@@ -244,8 +244,7 @@ def _content(folder: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize(
-    "key",
-    [key for key in CASES if not key.startswith(("speculative_config", *_OTHERWISE))],
+    "key", [key for key in CASES if not key.startswith(("speculative_config", *_OTHERWISE))]
 )
 def test_an_option_that_acts_changes_a_file_of_the_container(key: str, plan: Plan) -> None:
     case = CASES[key]

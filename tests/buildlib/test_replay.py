@@ -37,9 +37,7 @@ def test_a_compile_entry_of_the_cache_is_made_again_byte_for_byte(
     key = StageKey("compile", config.model_dump(mode="json"), ("source",))
     cache = StageCache(tmp_path / "cache", "sample")
     entry = cache.get_or_build(
-        key,
-        dlcs[0],
-        lambda folder: OrtQnnToolchain().compile(dlcs, folder / "model.bin", config),
+        key, dlcs[0], lambda folder: OrtQnnToolchain().compile(dlcs, folder / "model.bin", config)
     )
     sidecar = json.loads((entry.folder / SIDECAR).read_text())
     replayed = compile(load(dlcs), CompileConfig.model_validate(sidecar["config"]))

@@ -133,8 +133,7 @@ def test_only_behind_a_quiet_lease_there_is_nothing_to_look_for(
 ) -> None:
     quiet = claim(device, 1)
     stray = subprocess.Popen(
-        [device.shell, "-c", "sleep 62; :"],
-        env=device.environment | quiet.env,
+        [device.shell, "-c", "sleep 62; :"], env=device.environment | quiet.env
     )
     try:
         while not running(quiet):

@@ -14,8 +14,7 @@ else:
     from genie_app_script import Command, Loop, ScriptError, Word, split_line
 
 PLAIN = st.text(
-    st.characters(exclude_characters='"', exclude_categories=["Z", "Cc", "Cs"]),
-    min_size=1,
+    st.characters(exclude_characters='"', exclude_categories=["Z", "Cc", "Cs"]), min_size=1
 )
 QUOTED = st.text(st.characters(exclude_characters='"\n', exclude_categories=["Cs"]))
 WORDS = st.lists(

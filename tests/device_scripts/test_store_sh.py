@@ -97,10 +97,7 @@ def test_setup_names_a_missing_tool(device: DeviceShell, tmp_path: Path) -> None
         (device.without_tool("sort"), "the device has no sort"),
         (without_option("grep", "z"), "the device's grep has no option -z"),
         (without_option("find", "mmin"), "the device's find has no option -mmin"),
-        (
-            _hashing_with(device, ""),
-            "the device has no sha256sum, toybox, openssl or python3",
-        ),
+        (_hashing_with(device, ""), "the device has no sha256sum, toybox, openssl or python3"),
     ):
         done = lacking.run("setup.sh", tmp_path / "root")
         assert (done.returncode, done.stderr) == (1, f"error: {reason}\n")

@@ -247,10 +247,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(
-    max_examples=150,
-    deadline=None,
-)
+@settings(max_examples=150, deadline=None)
 @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
 def test_hostile_values_are_read_soundly_or_refused_in_one_line(
     tmp_path: Path, changes: dict[str, Any]

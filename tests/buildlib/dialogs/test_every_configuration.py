@@ -89,10 +89,7 @@ RUNS: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
-CALLED = {
-    "sampler custom": "custom_sampler",
-    "standalone sampler": "applied_sampler",
-}
+CALLED = {"sampler custom": "custom_sampler", "standalone sampler": "applied_sampler"}
 VECTORS = {
     "embedding callback float32": ("float32", "callback"),
     "embedding callback native": ("native", "callback"),

@@ -24,10 +24,7 @@ EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, None])
 def test_prefill_and_decode_equal_a_plain_forward_pass(
-    dtype: npt.DTypeLike,
-    make_checkpoint: Callable[..., Path],
-    trained: Path,
-    tmp_path: Path,
+    dtype: npt.DTypeLike, make_checkpoint: Callable[..., Path], trained: Path, tmp_path: Path
 ) -> None:
     """Of random weights of a type, and of the trained model; `test_families.py` has float32."""
     folder = trained

@@ -192,9 +192,7 @@ def test_lookahead_fits_the_graphs_or_is_refused(
 
 
 LORA = Lora(
-    lora_version=1,
-    alpha_tensor_name="lora_alpha",
-    adapters=(LoraAdapter(name="a", path="lora/a"),),
+    lora_version=1, alpha_tensor_name="lora_alpha", adapters=(LoraAdapter(name="a", path="lora/a"),)
 )
 TABLE = Embedding(
     type="lut",

@@ -40,8 +40,7 @@ def random_file(tmp_path: Path) -> Callable[[int], Path]:
 
 @pytest.fixture
 def metered(
-    adb_server: AdbServer,
-    make_virtual_device: Callable[..., "tuple[VirtualDevice, Device]"],
+    adb_server: AdbServer, make_virtual_device: Callable[..., "tuple[VirtualDevice, Device]"]
 ) -> Iterator[tuple[Device, TcpMeter]]:
     """A device of the test's own, and what counts the bytes between it and the adb server."""
     virtual, _ = make_virtual_device()

@@ -317,9 +317,7 @@ def test_an_unwritable_journal_or_a_bug_ends_the_run(
     ),
 )  # fmt: skip
 def test_whatever_fails_each_cell_ends_once_and_all_leases_end(
-    devices: int,
-    count: int,
-    fates: dict[tuple[int, int], HarnessError],
+    devices: int, count: int, fates: dict[tuple[int, int], HarnessError]
 ) -> None:
     numbers = {f"cell-{n}": n for n in range(count)}
     runner = HandRunner()

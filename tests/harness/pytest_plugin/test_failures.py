@@ -75,10 +75,7 @@ def test_gets_the_same_device(device):
 
 @pytest.mark.parametrize(
     ("text", "workers", "crashes"),
-    [
-        (_LOSES, "-n0", 0),
-        pytest.param(_LOSES + _CRASHES, "-n1", 1, marks=pytest.mark.variant),
-    ],
+    [(_LOSES, "-n0", 0), pytest.param(_LOSES + _CRASHES, "-n1", 1, marks=pytest.mark.variant)],
     ids=["alone", "in a worker that dies later"],
 )
 def test_a_lost_device_is_an_error_and_the_next_test_gets_another(

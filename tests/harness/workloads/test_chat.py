@@ -78,10 +78,7 @@ def test_a_later_turn_is_what_the_template_appends_after_the_end_of_an_answer(
 
 @pytest.mark.parametrize(
     ("template", "answers"),
-    [
-        (TRIMMING, {"God created": True, " God created ": False}),
-        (ENDLESS, {" God created": False}),
-    ],
+    [(TRIMMING, {"God created": True, " God created ": False}), (ENDLESS, {" God created": False})],
 )
 def test_a_template_that_changes_answers_or_does_not_end_them_is_told(
     make_folder: MakeFolder, template: str, answers: dict[str, bool]

@@ -10,10 +10,7 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from harness.devices.device import Device
 from harness.errors import MetricError, OutputCheckError, WrongUseError
-from harness.results.comparison import (
-    check_metrics,
-    check_pairs,
-)
+from harness.results.comparison import check_metrics, check_pairs
 from harness.results.metrics import COMPARABLE_METRICS, Measurement
 from harness.results.store import LazyResultsStore, RunFilter
 from harness.results.verdicts import Verdict

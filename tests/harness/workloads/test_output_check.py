@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from harness.errors import WrongUseError
 from harness.results.records import OutputCheck
 from harness.runtimes.tokenizer import encode, load_tokenizer
-from harness.workloads.output_check import (
-    ReferenceText,
-    ReferenceTokens,
-    check_text,
-    read_tokens,
-)
+from harness.workloads.output_check import ReferenceText, ReferenceTokens, check_text, read_tokens
 from suites.models import tiny_llama
 
 TOKENIZER = tiny_llama.folder() / "tokenizer.json"

@@ -9,12 +9,7 @@ import pytest
 from harness.errors import WrongUseError
 from harness.results.metrics import Measurement
 from harness.results.perplexity import PerplexityBound, explain_chance
-from harness.results.records import (
-    OutputCheck,
-    PerplexityDefinition,
-    Run,
-    WorkloadRecord,
-)
+from harness.results.records import OutputCheck, PerplexityDefinition, Run, WorkloadRecord
 from harness.results.store import ResultsStore
 from harness.runtimes.base import PerplexityResult, Window
 from harness.workloads.bench import Bench

@@ -10,12 +10,7 @@ import pytest
 from buildlib.container.genie_decoding import Lade
 from buildlib.errors import BuildError
 from harness.devices.device import Device
-from harness.errors import (
-    DeviceCommandError,
-    OutputCheckError,
-    PromptTooLongError,
-    WrongUseError,
-)
+from harness.errors import DeviceCommandError, OutputCheckError, PromptTooLongError, WrongUseError
 from harness.results.identity import Subject
 from harness.results.llama_bench import list_tests
 from harness.results.store import ResultsStore

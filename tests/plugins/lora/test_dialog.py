@@ -42,10 +42,7 @@ NEAR = 0.3
 
 @pytest.mark.genie_configuration("LoRA v1")
 def test_genie_speaks_as_the_adapted_float_model(
-    genie_lab: GenieLab,
-    tiny_text: str,
-    make_adapter: Callable[..., Path],
-    tmp_path: Path,
+    genie_lab: GenieLab, tiny_text: str, make_adapter: Callable[..., Path], tmp_path: Path
 ) -> None:
     red = make_adapter(tmp_path / "red", RED, rank=8, seed=1)
     blue = make_adapter(tmp_path / "blue", BLUE, rank=4, seed=2)

@@ -34,13 +34,7 @@ def write_files(
     """Quantize a random Qwen 3 without any technique, and write all that `aot compile` takes."""
     checkpoint = make_checkpoint(folder, **QWEN | changes)
     config = load_checkpoint_config(checkpoint / "config.json")
-    model, aot = make_configs(
-        config,
-        find_soc("SM8750"),
-        cl=cl,
-        block_size=16,
-        head_bits=head_bits,
-    )
+    model, aot = make_configs(config, find_soc("SM8750"), cl=cl, block_size=16, head_bits=head_bits)
     text = "".join(chr(0x100 + number) for number in range(2, config.vocab_size)) * 8
     weights = folder / "quantized.safetensors"
     quantize_checkpoint(checkpoint, model, aot, text, weights, n_samples=1, technique="none")

@@ -148,9 +148,7 @@ def test_what_is_joined_lies_on_one_grid(reference: _Quantized, layer: int) -> N
     assert load("k_cast_to_int8", "zero_point") == load("v_cast_to_int8", "zero_point") == 128
 
 
-def test_a_technique_brings_the_model_closer_to_float(
-    quantized: Callable[..., _Quantized],
-) -> None:
+def test_a_technique_brings_the_model_closer_to_float(quantized: Callable[..., _Quantized]) -> None:
     ids = _heldout(_CL)
     exact = quantized(8).graph(float_weights=True, rounds=False).logits(ids)
     plain, gptaq = (quantized(8, how).graph().logits(ids) for how in ("none", "gptaq"))

@@ -54,9 +54,7 @@ def test_heat_is_switched_on_read_and_off(start_device: Callable[..., VirtualDev
     manager.remove("heated")
 
 
-def test_several_devices_stop_at_once_or_none(
-    start_device: Callable[..., VirtualDevice],
-) -> None:
+def test_several_devices_stop_at_once_or_none(start_device: Callable[..., VirtualDevice]) -> None:
     first, second = start_device("stop-a"), start_device("stop-b")
     assert "nobody" in _qnnfarm("stop", first.name, "nobody").stderr
     assert "--all" in _qnnfarm("stop").stderr

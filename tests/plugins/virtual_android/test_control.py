@@ -89,10 +89,7 @@ _JSON = st.recursive(
         optional={"faults": _JSON, "changes": _JSON},
     )
 )
-@settings(
-    max_examples=50,
-    deadline=None,
-)
+@settings(max_examples=50, deadline=None)
 def test_garbage_is_answered_with_an_error(
     device: VirtualDevice, request_: dict[str, object]
 ) -> None:

@@ -21,13 +21,7 @@ from plugins.virtual_android.faults import parse_fault
 from plugins.virtual_android.host import hosted_control, hosted_devices
 from plugins.virtual_android.manager import VirtualDevice
 from plugins.virtual_android.protocol import AdbCommand
-from tests.plugins.virtual_android.helpers import (
-    Adb,
-    RunAndLose,
-    new_marker,
-    pack_message,
-    running,
-)
+from tests.plugins.virtual_android.helpers import Adb, RunAndLose, new_marker, pack_message, running
 from tests.waiting import is_alive, wait_for
 
 _VERSION = 0x01000001

@@ -99,8 +99,7 @@ def test_a_shell_is_dropped_and_leaves_nothing(
 def test_a_stall_for_ever_ends_by_command(struck: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
     _inject(struck, "stall:when=shell")
     with subprocess.Popen(
-        [adbutils.adb_path(), "-s", struck.serial, "shell", "echo at-last"],
-        stdout=subprocess.PIPE,
+        [adbutils.adb_path(), "-s", struck.serial, "shell", "echo at-last"], stdout=subprocess.PIPE
     ) as waiting:
         wait_for(lambda: len(_strikes(struck)) == 1)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -252,9 +251,7 @@ def test_throttled_processes_get_their_share_of_a_processor(
     worker.end()
 
 
-def test_a_stopped_device_refuses_commands(
-    start_device: Callable[..., VirtualDevice],
-) -> None:
+def test_a_stopped_device_refuses_commands(start_device: Callable[..., VirtualDevice]) -> None:
     start_device("asleep")
     manager.stop("asleep")
     with pytest.raises(VirtualDeviceError, match="does not run"):

@@ -10,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildlib.errors import BuildError
-from harness.errors import (
-    UnknownVirtualDeviceError,
-    VirtualDeviceError,
-)
+from harness.errors import UnknownVirtualDeviceError, VirtualDeviceError
 from plugins.virtual_android import manager
 from plugins.virtual_android.folder import (
     DeviceRecord,

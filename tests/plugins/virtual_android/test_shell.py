@@ -14,11 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plugins.virtual_android.manager import VirtualDevice
-from plugins.virtual_android.shell import (
-    ShellRequest,
-    parse_shell_service,
-    parse_window_size,
-)
+from plugins.virtual_android.shell import ShellRequest, parse_shell_service, parse_window_size
 from tests.plugins.virtual_android.helpers import CONFINED, Adb, new_marker, running
 from tests.waiting import wait_for
 

@@ -42,10 +42,7 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.variant
 def test_runners_of_a_device_run_under_the_users_python(
-    virtual_device: Device,
-    small_bundle: Path,
-    prefixes: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    virtual_device: Device, small_bundle: Path, prefixes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(prefixes))
     container = GenAIContainer.load(small_bundle)
