@@ -87,7 +87,7 @@ real-model:
 fuzz:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/fuzz
 
-# Exports of all tools in `tests/fixtures/exports` through every stage.
+# Exports of all tools in `tests/fixtures/exports` through every stage; the suite builds one of them.
 exports:
 	$(PYTHON) -m pytest -m "slow or not slow" tests/plugins/onnx_exports/test_builds.py
 
