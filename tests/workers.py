@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.command_line import share_server
+
 _COUNT = pytest.StashKey[int]()
 
 
@@ -40,6 +42,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     os.write(end, b"".join(number.to_bytes(4, "little") for number in range(len(files))))
     os.close(end)
     gc.freeze()
+    share_server()
     workers = dict(_start(session, files, queue, number) for number in range(count))
     reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
     reporter.showfspath = False  # files run beside each other
