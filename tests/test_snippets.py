@@ -394,8 +394,7 @@ def models_to_build(reader: Reader) -> None:
     reader.installed()
     reader.model("MODEL", "MODEL_DIR", "model_dir")
     reader.text("FILE")
-    needs("plugins.gguf", "plugins.lora")
-    write_gguf(reader.folder / "model-Q4_K_M.gguf")
+    needs("plugins.lora")
     reader.give("eaglet", tiny_llama.folder() / "eaglet")
     reader.give("ssd_tensor.safetensors", tiny_llama.folder() / "ssd" / "ssd_tensor.safetensors")
     options = next(block.text for block in blocks("yaml") if block.path.name == "builder.md")
@@ -405,6 +404,11 @@ def models_to_build(reader: Reader) -> None:
     reader.scope["entry"] = next(cache.glob("compile_*"))
     for name, ar in (("dlc_of_ar1", 1), ("dlc_of_ar128", 32)):
         reader.scope[name] = next(cache.glob(f"convert_*/ar{ar}_cl192_1_of_2.dlc"))
+
+
+@scene("gguf.md", slow=True)
+def a_gguf(reader: Reader) -> None:
+    write_gguf(reader.folder / "model-Q4_K_M.gguf")
 
 
 @scene("training.md", slow=True)

@@ -55,7 +55,7 @@ def tell_late(
 
 
 def compose(night: Night, settings: NightlyEntry) -> Notification:
-    """Write the message of a night; docs/nightly.md describes its JSON."""
+    """Write the message of a night; plugins/nightly/nightly.md describes its JSON."""
     report = _report(night, settings)
     return Notification(
         "nightly",

@@ -1,4 +1,4 @@
-"""The pipeline: one recipe from a checkpoint to measured text on a device (docs/pipeline.md).
+"""The pipeline: one recipe from a checkpoint to measured text on a device (see `pipeline.md`).
 
     from plugins.pipeline.llm import LLMPipeline
 

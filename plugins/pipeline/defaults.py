@@ -12,7 +12,7 @@ from buildlib.targets import parse_target
 _TEXT_FILE = "text/heldout.txt"  # not the one that quantization is calibrated on
 
 _TEXT = """\
-# A recipe of `qnnfarm pipeline run`; docs/pipeline.md explains every key.
+# A recipe of `qnnfarm pipeline run`; plugins/pipeline/pipeline.md explains every key.
 model_id_or_path: {model}
 soc_details: {target}{remark}
 

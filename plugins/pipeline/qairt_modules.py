@@ -114,8 +114,8 @@ class _NotHere:
         if _is_ours(name):
             names = ", ".join([*_INSTEAD][:4])
             raise ModuleNotFoundError(
-                f"{name} is not here: docs/pipeline.md has what stands for {names} and others, and "
-                f"docs/builder.md the modules that are",
+                f"{name} is not here: plugins/pipeline/pipeline.md has what stands for {names} and "
+                f"others, and docs/builder.md the modules that are",
                 name=name,
             )
 

@@ -1,6 +1,6 @@
 """Settings of a pipeline: the keys of a recipe outside its stages.
 
-Names: "Pipeline Configuration", docs.qualcomm.com 80-87189-2; docs/pipeline.md says which are ours.
+Names: "Pipeline Configuration", docs.qualcomm.com 80-87189-2; pipeline.md says which are ours.
 """
 
 from collections.abc import Sequence

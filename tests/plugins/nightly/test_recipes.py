@@ -1,4 +1,4 @@
-"""The recipes and examples of docs/nightly.md, read by the programs that they are for."""
+"""The recipes and examples of nightly.md, read by the programs that they are for."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from plugins.nightly.messages import compose
 from plugins.nightly.night import Night, NightFailure, Regression
 from tests import system
 
-_GUIDE = (Path(__file__).parents[3] / "docs" / "nightly.md").read_text(encoding="utf-8")
+_GUIDE = (Path(__file__).parents[3] / "plugins/nightly/nightly.md").read_text(encoding="utf-8")
 _STUB = '#!/bin/sh\necho "$PWD $*" >> {log}\necho "night: bad"\nexit {code}\n'
 
 

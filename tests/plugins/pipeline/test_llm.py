@@ -253,7 +253,7 @@ def test_the_vendors_snippet_runs_as_it_stands(
 def test_the_documents_snippets_run_as_they_stand(
     virtual_device: Device, short_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (Path(__file__).parents[3] / "docs/pipeline.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "plugins/pipeline/pipeline.md").read_text(encoding="utf-8")
     first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
     scope: dict[str, Any] = {}
     first = first.replace("<serial>@<host>", virtual_device.serial)

@@ -1,4 +1,4 @@
-"""Stages and observers of a user's own, as docs/pipeline.md shows them."""
+"""Stages and observers of a user's own, as plugins/pipeline/pipeline.md shows them."""
 
 import importlib.metadata
 import re
@@ -34,7 +34,7 @@ from plugins.pipeline.stage import (
 )
 from suites.models import tiny_llama
 
-DOCUMENT = (Path(__file__).parents[3] / "docs/pipeline.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[3] / "plugins/pipeline/pipeline.md").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
