@@ -226,7 +226,7 @@ TABLE: tuple[tuple[int, str, str], ...] = (
 )  # fmt: skip
 OF_PLUGINS = {*chain(*PANELS.values())} - {*chain(*panels().values())}
 """Commands that this checkout is without."""
-TABLE = tuple(row for row in TABLE if row[1].split()[0] not in OF_PLUGINS)
+TABLE = tuple(row for row in TABLE if row[1].partition(" ")[0] not in OF_PLUGINS)
 
 
 def test_every_command_is_in_the_table() -> None:
