@@ -33,11 +33,11 @@ from buildlib.numerics.comparison import (
     SAME_FLOAT,
     SAME_HALF,
     SAME_MODEL,
+    SideComparison,
     VerificationReport,
 )
 from buildlib.numerics.evaluation import (
     ModelSide,
-    SideComparison,
     compare_sides,
     open_side,
     text_samples,

@@ -1,30 +1,29 @@
-"""Comparisons of a model before and after a stage, their bounds, and the report of them all."""
+"""Bounds of how far two models may be apart, what was found of each, and the report of all."""
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from buildlib.graph import interface
-from buildlib.numerics.divergence import DivergenceSums
-from buildlib.numerics.trace import Trace
+from buildlib.numerics.divergence import Divergence
 
 Measure = Literal["bit-exact", "relative", "sqnr", "kl", "finite"]
+Calls = Literal["prefill", "decode"]
+"""Calls of as many tokens as a graph takes, or of one token after a prompt."""
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Bound that a comparison must meet.
+    """Bound that a comparison of logits must meet.
 
     Attributes:
-        measure: `bit-exact`, a largest relative difference, a least SQNR of the logits in dB, a
-            largest KL divergence in nats, or nothing but finite values (the difference is then the
-            cost of quantization).
+        measure: `bit-exact`, a largest relative difference, a least SQNR in dB, a largest KL
+            divergence in nats, or nothing but finite values (the difference is then the cost of
+            quantization).
         limit: limit of the measure; 0 if it has none.
     """
 
@@ -42,17 +41,17 @@ class Bound:
             case _:
                 return self.measure
 
-    def holds(self, relative: float, sqnr_db: float, kl: float) -> bool:
-        """Return whether finite values with these differences meet the bound."""
+    def holds(self, found: Divergence) -> bool:
+        """Return whether finite logits meet the bound."""
         match self.measure:
             case "bit-exact":
-                return relative == 0
+                return found.relative == 0
             case "relative":
-                return relative <= self.limit
+                return found.relative <= self.limit
             case "sqnr":
-                return sqnr_db >= self.limit
+                return found.sqnr_db >= self.limit
             case "kl":
-                return kl <= self.limit
+                return found.kl <= self.limit
             case "finite":
                 return True
 
@@ -65,121 +64,91 @@ FINITE = Bound("finite")
 
 
 @dataclass(frozen=True)
-class StageComparison:
-    """The outputs of a model after a stage against those before it, over the same tokens.
-
-    With `a` before and `b` after, over logits and over each new key and value tensor:
+class SideComparison:
+    """A side beside the reference: a stage of a build, a model, a runtime.
 
     Attributes:
-        stage: the stage between them: `import`, `arcl`, `split`, `mha2sha`, `quantize`, `compile`.
-        subject: the graph: `ar128_cl4096`.
-        max_abs_diff: largest |a - b| of all tensors.
-        max_rel_diff: largest max|a - b| / max|a| of a tensor.
-        sqnr_db: 10 log10(sum(a^2) / sum((a - b)^2)) over the logits; infinite when they are equal.
-        kl_divergence: mean of D(before || after) of the next-token distributions, in nats.
-        greedy_agreement: share of positions, 0 to 1, with the same likeliest token. The sample
-            ends in the source's own greedy continuation: 1 means that the text is the same.
-        positions: how many tokens of the sample this graph computed.
-        bound: the bound in words.
-        passed: whether it holds, all values being finite.
-        note: the tensor that differs most, or why nothing was compared.
+        where: what runs it, or the graph of a stage: `ar128_cl4096`.
+        calls: how it was asked; None of a stage of a build.
+        divergence: None of a side that cannot run, or whose logits cannot be compared.
+        bound: in words.
+        passed: whether it is within its bound.
+        note: why nothing was compared.
     """
 
-    stage: str
-    subject: str
-    max_abs_diff: float = math.nan
-    max_rel_diff: float = math.nan
-    sqnr_db: float = math.nan
-    kl_divergence: float = math.nan
-    greedy_agreement: float = 0.0
-    positions: int = 0
-    bound: str = ""
-    passed: bool = False
+    side: str
+    where: str = "-"
+    calls: Calls | None = None
+    divergence: Divergence | None = None
+    bound: str = str(FINITE)
+    passed: bool = True
     note: str = ""
+
+    @property
+    def found(self) -> Divergence:
+        """The divergence, of a side that was compared."""
+        if self.divergence is None:
+            raise ValueError(f"{self.side} was not compared: {self.note}")
+        return self.divergence
+
+    def as_document(self) -> dict[str, object]:
+        """Return it as JSON can hold it; a number that is not finite is null."""
+        values: dict[str, object] = {}
+        if (found := self.divergence) is not None:
+            values = {"tokens": found.steps, **found.metrics}
+            for key in ("sqnr_db", "relative"):
+                value = getattr(found, key)
+                values[key] = value if math.isfinite(value) else None
+        own = {"side": self.side, "where": self.where, "calls": self.calls, **values}
+        return {**own, "bound": self.bound, "passed": self.passed, "note": self.note}
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "SideComparison":
+        """Return what `as_document` wrote."""
+        found = None
+        if "tokens" in row:
+            sqnr, relative = (
+                math.inf if row[key] is None else float(row[key]) for key in ("sqnr_db", "relative")
+            )
+            found = Divergence(
+                row["kl_divergence"],
+                row["top1_agreement"],
+                math.log(row["perplexity"]),
+                math.log(row["perplexity_float"]),
+                row["tokens"],
+                sqnr_db=sqnr,
+                relative=relative,
+            )
+        names = ("side", "where", "calls", "bound", "passed", "note")
+        return cls(**{name: row[name] for name in names}, divergence=found)
 
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """All comparisons of a build, in the order of its stages."""
+    """All comparisons in order: those of a build's stages, or of sides behind their reference."""
 
-    comparisons: tuple[StageComparison, ...]
+    rows: tuple[SideComparison, ...]
 
     @property
     def passed(self) -> bool:
         """True if there are comparisons and all are within bounds."""
-        return bool(self.comparisons) and all(one.passed for one in self.comparisons)
+        return bool(self.rows) and not self.failures
 
     @property
-    def failures(self) -> tuple[StageComparison, ...]:
-        """Comparisons out of bounds, the earliest stage first."""
-        return tuple(one for one in self.comparisons if not one.passed)
+    def failures(self) -> tuple[SideComparison, ...]:
+        """Comparisons out of bounds, the earliest first."""
+        return tuple(one for one in self.rows if not one.passed)
 
-    def to_json(self) -> str:
-        """Return the report as JSON; a non-finite number (an infinite SQNR) is null."""
-        rows = [
-            {name: _finite(value) for name, value in asdict(one).items()}
-            for one in self.comparisons
-        ]
-        return json.dumps({"passed": self.passed, "comparisons": rows}, indent=2, allow_nan=False)
+    def as_document(self) -> dict[str, object]:
+        """Return it as JSON can hold it."""
+        first = self.failures[0].side if self.failures else None
+        rows = [row.as_document() for row in self.rows]
+        return {"passed": self.passed, "first_outside": first, "sides": rows}
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> "VerificationReport":
-        """Return the report that `to_json` wrote; a null is an infinite SQNR, or no number."""
-        comparisons = []
-        for row in answer["comparisons"]:
-            fields = {name: value for name, value in row.items() if value is not None}
-            if fields.keys() >= {"max_abs_diff"}:  # logits were compared
-                fields.setdefault("sqnr_db", math.inf)
-            comparisons.append(StageComparison(**fields))
-        return cls(tuple(comparisons))
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401  (JSON)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def compare(
-    stage: str,
-    subject: str,
-    bound: Bound,
-    before: Trace,
-    after: Trace,
-    positions: npt.NDArray[np.intp],
-) -> StageComparison:
-    """Compare two traces of the same tokens at `positions`; see `StageComparison` for formulas."""
-    positions = positions[positions < min(len(before.logits), len(after.logits))]
-    tensors = {interface.LOGITS: (before.logits[positions], after.logits[positions])}
-    for name in before.caches.keys() & after.caches.keys():
-        tensors[name] = (before.caches[name][positions], after.caches[name][positions])
-    caches = before.caches.keys() if before.caches else after.caches.keys()  # or logits alone
-    differing = sorted(caches ^ after.caches.keys())
-    differing += [name for name, (a, b) in tensors.items() if a.shape != b.shape]
-    comparison = StageComparison(stage, subject, bound=str(bound))
-    if not positions.size:
-        return replace(comparison, note="no position of the sample ran in this graph")
-    if differing:
-        return replace(comparison, note=f"{differing[0]} is not the same tensor on both")
-    relative = {name: relative_difference(a, b) for name, (a, b) in sorted(tensors.items())}
-    worst = max(relative, key=lambda name: _rank(relative[name]))
-    comparison = replace(
-        comparison,
-        max_abs_diff=max((float(np.abs(a - b).max()) for a, b in tensors.values()), key=_rank),
-        max_rel_diff=relative[worst],
-        positions=int(positions.size),
-        note=f"largest in {worst}" if relative[worst] else "",
-    )
-    if not all(np.isfinite(x).all() for pair in tensors.values() for x in pair):
-        return replace(comparison, note="values that are not finite")
-    likeliest, sums = tensors[interface.LOGITS][0].argmax(axis=1), DivergenceSums()
-    sums.add(after.logits[positions], before.logits[positions], likeliest)
-    logits = sums.mean()
-    return replace(
-        comparison,
-        sqnr_db=logits.sqnr_db,
-        kl_divergence=logits.kl,
-        greedy_agreement=logits.top1,
-        passed=bound.holds(relative[worst], logits.sqnr_db, logits.kl),
-    )
+    def of(cls, document: Mapping[str, Any]) -> "VerificationReport":
+        """Return what `as_document` wrote."""
+        return cls(tuple(map(SideComparison.of, document["sides"])))
 
 
 def relative_difference(reference: Floats, found: Floats) -> float:
@@ -188,7 +157,3 @@ def relative_difference(reference: Floats, found: Floats) -> float:
     if difference == 0:
         return 0.0
     return difference / scale if scale else math.inf
-
-
-def _rank(value: float) -> float:
-    return math.inf if math.isnan(value) else value

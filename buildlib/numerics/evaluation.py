@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +19,12 @@ from buildlib.cancellation import check_cancelled
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.closeable import Closeable
 from buildlib.errors import BuildError
-from buildlib.numerics.comparison import FINITE, Bound
+from buildlib.numerics.comparison import FINITE, Bound, Calls, SideComparison
 from buildlib.numerics.divergence import Divergence, DivergenceSums, Logits, token_losses
 from buildlib.numerics.host_loop import HostLoop, TokenModel, feed_window, open_onnx
 from buildlib.numerics.runners import OnnxRunner
 
 _ROWS = 64
-Calls = Literal["prefill", "decode"]
-"""Calls of as many tokens as a graph takes, or of one token after a prompt."""
 
 
 @dataclass(frozen=True)
@@ -179,25 +176,6 @@ class ModelSide:
     missing: str = ""
 
 
-@dataclass(frozen=True)
-class SideComparison:
-    """A side beside the reference, by one kind of calls.
-
-    Attributes:
-        divergence: None of a side that cannot run.
-        passed: whether it is within its bound.
-        note: why it cannot run.
-    """
-
-    side: str
-    where: str = "-"
-    calls: Calls | None = None
-    divergence: Divergence | None = None
-    bound: Bound = FINITE
-    passed: bool = True
-    note: str = ""
-
-
 @contextmanager
 def open_side(
     model: AbstractContextManager[TokenModel], where: str, *, decodes: bool = False
@@ -236,7 +214,7 @@ def compare_sides(
                 for rows in opened.predict(kept.samples, calls):
                     kept.record(rows)
                 logits[calls] = kept
-                yield SideComparison(reference.name, opened.where, calls, kept.own())
+                yield SideComparison(reference.name, opened.where, calls, kept.own(), bound="")
         for side in sides:
             if side.missing:
                 yield SideComparison(side.name, note=side.missing)
@@ -245,8 +223,10 @@ def compare_sides(
                 for calls in side.calls:
                     kept = logits[calls]
                     found = kept.measure(opened.predict(kept.samples, calls))
-                    passed = side.bound.holds(found.relative, found.sqnr_db, found.kl)
-                    yield SideComparison(side.name, opened.where, calls, found, side.bound, passed)
+                    passed = side.bound.holds(found)
+                    yield SideComparison(
+                        side.name, opened.where, calls, found, str(side.bound), passed
+                    )
                     opened.keep(found)
 
 

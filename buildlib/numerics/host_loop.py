@@ -107,11 +107,14 @@ class HostLoop(Closeable):
         """Forget all tokens."""
         self._calls = CachedCalls(self._chains, self._inputs, self.cl)
 
-    def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+    def feed(self, tokens: Sequence[int], ar: int | None = None) -> npt.NDArray[np.float32]:
         """Append `tokens` to the context and return logits [len(tokens), vocab] after each of them.
 
         The largest graph that still fits takes as many tokens as it can, and its other slots are
         padded; a single token goes to the smallest graph.
+
+        Args:
+            ar: of the graph to take instead, while it fits.
 
         Raises:
             BuildError: the context has no room for them.
@@ -119,9 +122,10 @@ class HostLoop(Closeable):
         logits = [np.zeros((0, self._config.vocab_size), np.float32)]
         position = 0
         while position < len(tokens):
-            ar = self._choose(len(tokens) - position)
-            chunk = list(tokens[position : position + ar])
-            logits.append(self._call(ar, chunk))
+            fits = ar is not None and self._calls.n_past + ar <= self.cl
+            chosen = ar if ar is not None and fits else self._choose(len(tokens) - position)
+            chunk = list(tokens[position : position + chosen])
+            logits.append(self._call(chosen, chunk))
             position += len(chunk)
         return np.concatenate(logits)
 

@@ -171,9 +171,10 @@ class TransformersPart(TransformersModel):
     def __init__(self, folder: Path, config: DecoderConfig, shape: GraphShape) -> None:
         super().__init__(folder)
         ids = Port(interface.INPUT_IDS, np.dtype(np.int32), (1, shape.ar))
+        mask = Port(interface.ATTENTION_MASK, np.dtype(np.float32), (1, 1, shape.ar, shape.cl))
         dims = (1, shape.ar, config.vocab_size)
         logits = Port(interface.LOGITS, np.dtype(np.float32), dims)
-        self.ports = Ports({ids.name: ids}, {logits.name: logits})
+        self.ports = Ports({ids.name: ids, mask.name: mask}, {logits.name: logits})
 
     def run(self, feeds: Arrays) -> Arrays:
         """Return the logits after all tokens of a call."""

@@ -1,16 +1,14 @@
 """The stages of a build against each other, from the source export to the emulator.
 
-Both sides of a comparison are fed the same tokens, so that one difference does not make all later
-positions incomparable. A model runs over a sample once, one part in memory at a time, and its
-outputs serve as `after` of its stage and `before` of the next.
+All models are fed the same tokens, so that one difference does not make all later positions
+incomparable: the largest graph of a context length takes most of them, and the others go on from
+its caches, as in decoding after prefill. A fault of keys and values shows in the logits of the
+calls behind it. Each model runs once, and its logits serve as those behind its stage and before the
+next.
 
-Its cost: for each stage and context length, one pass over the sample, in which all ARs take turns.
-Memory is that of one part's activations and caches, its weights being mapped, plus the outputs of
-two stages (positions x vocabulary x 4 bytes each; 82 MB at 160 positions of 128,256 tokens). Time
-is that of the arithmetic: a float model of 187 million parameters (two layers of Llama-3.2-1B's
-width, vocabulary 16,000) took 1.2 s for a call of 128 tokens, 0.13 s for one of 1, and 26 s for
-source, AR/CL and split at the default sample, on two busy cores, with 160 MB of memory beside the
-mapped weights. The emulator is slower by far, so `max_positions` bounds the sample.
+Memory is that of one model, its weights being mapped, plus the logits of two (positions x
+vocabulary x 4 bytes each; 82 MB at 160 positions of 128,256 tokens). The emulator is slower than
+the CPU by far, so `max_positions` bounds the sample.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,26 +28,22 @@ from buildlib.numerics.comparison import (
     FINITE,
     SAME_FLOAT,
     Bound,
-    StageComparison,
+    SideComparison,
     VerificationReport,
-    compare,
 )
+from buildlib.numerics.divergence import DivergenceSums, Logits
 from buildlib.numerics.emulator import emulator_chains
-from buildlib.numerics.feeds import CallInputs, Embed
+from buildlib.numerics.feeds import Embed
 from buildlib.numerics.host_loop import HostLoop, greedy_tokens
 from buildlib.numerics.runners import Arrays, OnnxRunner, PartRunner, read_ports
-from buildlib.numerics.trace import (
-    OpenPart,
-    Schedule,
-    Trace,
-    alternating_schedule,
-    single_graph_schedule,
-    trace_model,
-)
 from buildlib.toolchains.base import OpPackageLibrary, Toolchain
 
-OnComparison = Callable[[StageComparison], None]
+OnComparison = Callable[[SideComparison], None]
 Parts = Mapping[GraphShape, Sequence[Path]]
+Chains = Mapping[int, Sequence[PartRunner]]
+OpenChains = Callable[[], Chains]
+_TAIL = 24
+"""Positions that each graph but the largest gets, when there are enough."""
 
 COMPILED_DB, COARSEST_DB = 40.0, 15.0  # a step of 8 bits is all that they may differ by, and large
 TWICE_THE_NOISE_DB = 3.0
@@ -161,7 +155,7 @@ class _Verification:
         options: VerifyOptions,
         on_comparison: OnComparison | None,
     ) -> None:
-        self.comparisons: list[StageComparison] = []
+        self.comparisons: list[SideComparison] = []
         self._models = models
         self._emulator = emulator
         self._options = options
@@ -175,7 +169,7 @@ class _Verification:
         self._sample = self._continued(tokens)
         imported = {path: self._whole(path) for path in self._imported}
         for cl in self._lengths:
-            trace = self._arcl(cl, imported)
+            logits = self._arcl(cl, imported)
             shapes = models.at(cl)
             for stage, chains, bound in (
                 ("split", models.split, EXACT),
@@ -183,21 +177,23 @@ class _Verification:
                 ("quantize", models.qdq, FINITE),
             ):
                 if chains is not None:
-                    parts = self._parts({shape: chains[shape] for shape in shapes})
-                    trace = self._stage(stage, bound, shapes, trace, parts)
+                    files = {shape: chains[shape] for shape in shapes}
+                    after = self._run(partial(self._opened, files), shapes)
+                    for shape in shapes:
+                        self._compare(stage, shape, bound, logits[shape.ar], after[shape.ar])
+                    logits = after
             if models.binaries is not None and self._emulator is not None:
-                emulate = partial(
-                    _emulate, self._emulator, cl, self._options.soc_model, models.op_packages
-                )
-                parts = [partial(emulate, binary) for binary in models.binaries]
-                self._stage("compile", None, shapes, trace, parts)
+                after = self._run(partial(self._emulated, cl), shapes)
+                for shape in shapes:
+                    bound = self._compiled_bound(shape)
+                    self._compare("compile", shape, bound, logits[shape.ar], after[shape.ar])
 
     def _continued(self, tokens: Sequence[int] | None) -> list[int]:
         """Return the given tokens and their continuation by the model at the shortest context."""
         models, options = self._models, self._options
         vocab_size = models.config.vocab_size
-        shortest = min(self._lengths + [shape.cl for shape in self._imported.values()])
-        length = min(options.max_positions, shortest)
+        whole = [shape.cl // shape.ar * shape.ar for shape in self._imported.values()]
+        length = min(options.max_positions, *self._lengths, *whole)
         n_prompt = max(1, length - options.continuation)
         start = tokens if tokens is not None else sample_tokens(models.config, n_prompt)
         prompt = list(start)[:n_prompt]
@@ -206,58 +202,73 @@ class _Verification:
                 f"a sample needs tokens below {vocab_size}, the size of the vocabulary"
             )
         shapes = models.at(self._lengths[0])
-        runners = {
-            shape.ar: [OnnxRunner(models.arcl[shape], n_threads=options.n_threads, plain=True)]
-            for shape in shapes
-        }
         fed = min(length, shapes[0].cl - shapes[0].ar + 1)  # the last calls need a graph that fits
-        with HostLoop(
-            runners, models.config, embed=models.embed, constants=models.constants
-        ) as loop:
+        with self._loop(self._opened({shape: [models.arcl[shape]] for shape in shapes})) as loop:
             return prompt + list(islice(greedy_tokens(loop, prompt), max(0, fed - len(prompt))))
 
-    def _whole(self, path: Path) -> Trace:
+    def _whole(self, path: Path) -> Logits:
         """Compare the versions of a whole model at its own shape, each with the one before it."""
         shape = self._imported[path]
-        schedule = single_graph_schedule(shape.ar, shape.cl, len(self._sample))
         earlier = self._models.earlier.get(path, ())
-        parts: list[OpenPart] = [partial(_alone, shape.ar, one.open) for one in earlier]
-        parts += self._parts({shape: [path]})
-        trace = self._run(parts[:1], shape.cl, schedule)
-        for version, part in zip(earlier, parts[1:], strict=True):
-            trace = self._stage(version.stage, version.bound, (shape,), trace, [part])
-        return trace
+        openers = [partial(_alone, shape.ar, one.open) for one in earlier]
+        openers.append(partial(self._opened, {shape: [path]}))
+        logits = self._run(openers[0], (shape,))[shape.ar]
+        for version, opened in zip(earlier, openers[1:], strict=True):
+            after = self._run(opened, (shape,))[shape.ar]
+            self._compare(version.stage, shape, version.bound, logits, after)
+            logits = after
+        return logits
 
-    def _arcl(self, cl: int, imported: Mapping[Path, Trace]) -> Trace:
+    def _arcl(self, cl: int, imported: Mapping[Path, Logits]) -> dict[int, Logits]:
         """Compare the whole model at one context length with the one it was converted from."""
-        models = self._models
-        shapes = models.at(cl)
-        files = {shape: [models.arcl[shape]] for shape in shapes}
-        schedule = alternating_schedule([shape.ar for shape in shapes], cl, len(self._sample))
-        trace = self._run(self._parts(files), cl, schedule)
-        for shape in shapes:
-            path = models.imported[shape]
-            if shape == self._imported[path]:
-                own = single_graph_schedule(shape.ar, cl, len(self._sample))
-                parts = self._parts({shape: files[shape]})
-                same = trace if own == schedule else self._run(parts, cl, own)
-                self._compare("arcl", shape, EXACT, imported[path], same)
-            else:
-                self._compare("arcl", shape, SAME_FLOAT, imported[path], trace)
-        return trace
+        shapes = self._models.at(cl)
+        files = {shape: [self._models.arcl[shape]] for shape in shapes}
+        logits = self._run(partial(self._opened, files), shapes)
+        end = sum(map(len, logits.values()))
+        for shape in shapes:  # the largest had its turn first
+            path, begin = self._models.imported[shape], end - len(logits[shape.ar])
+            first = shape == self._imported[path] == shapes[-1]
+            bound = EXACT if first else SAME_FLOAT
+            self._compare("arcl", shape, bound, imported[path][begin:end], logits[shape.ar])
+            end = begin
+        return logits
 
-    def _stage(
-        self,
-        stage: str,
-        bound: Bound | None,
-        shapes: Sequence[GraphShape],
-        before: Trace,
-        parts: Sequence[OpenPart],
-    ) -> Trace:
-        after = self._run(parts, shapes[0].cl, before.schedule)
-        for shape in shapes:
-            self._compare(stage, shape, bound or self._compiled_bound(shape), before, after)
-        return after
+    def _run(self, opened: OpenChains, shapes: Sequence[GraphShape]) -> dict[int, Logits]:
+        """Return the logits of each graph, [tokens, vocab], in its turn over the sample."""
+        ars = sorted((shape.ar for shape in shapes), reverse=True)
+        tail = min(_TAIL, len(self._sample) // (len(ars) + 1))
+        tails = tail * (len(ars) - 1)
+        position, logits = 0, {}
+        with self._loop(opened()) as loop:
+            for ar in ars:
+                count = tail if position else len(self._sample) - tails
+                logits[ar] = loop.feed(self._sample[position : position + count], ar)
+                position += count
+        return logits
+
+    def _loop(self, chains: Chains) -> HostLoop:
+        models = self._models
+        return HostLoop(chains, models.config, embed=models.embed, constants=models.constants)
+
+    def _opened(self, files: Parts) -> Chains:
+        """Open the parts of a model from their files; weights stay mapped from these."""
+        threads = self._options.n_threads
+        return {
+            shape.ar: [OnnxRunner(path, n_threads=threads, plain=True) for path in paths]
+            for shape, paths in files.items()
+        }
+
+    def _emulated(self, cl: int) -> Chains:
+        models = self._models
+        if models.binaries is None or self._emulator is None:
+            raise AssertionError("there is nothing to emulate")
+        return emulator_chains(
+            models.binaries,
+            self._emulator,
+            soc_model=self._options.soc_model,
+            cl=cl,
+            op_packages=models.op_packages,
+        )
 
     def _compiled_bound(self, shape: GraphShape) -> Bound:
         """Return the bound of differences between the rounding of HTP and of the CPU."""
@@ -268,53 +279,30 @@ class _Verification:
             if logits.dtype == np.uint8:
                 return Bound("sqnr", COARSEST_DB)
         costs = (
-            one.sqnr_db - TWICE_THE_NOISE_DB
+            one.divergence.sqnr_db - TWICE_THE_NOISE_DB
             for one in self.comparisons
-            if (one.stage, one.subject) == ("quantize", str(shape))
+            if (one.side, one.where) == ("quantize", str(shape)) and one.divergence is not None
         )
         return Bound("sqnr", max(COARSEST_DB, min([COMPILED_DB, *costs])))
 
-    def _parts(self, chains: Parts) -> list[OpenPart]:
-        """Return the parts of a model from their files; weights stay mapped from these."""
-        ars = [shape.ar for shape in chains]
-        return [
-            partial(_open, dict(zip(ars, paths, strict=True)), self._options.n_threads)
-            for paths in zip(*chains.values(), strict=True)
-        ]
-
-    def _run(self, parts: Sequence[OpenPart], cl: int, schedule: Schedule) -> Trace:
-        models = self._models
-        inputs = CallInputs(models.config, cl, embed=models.embed, constants=models.constants)
-        return trace_model(parts, inputs, cl, schedule, self._sample)
-
     def _compare(
-        self, stage: str, shape: GraphShape, bound: Bound, before: Trace, after: Trace
+        self, stage: str, shape: GraphShape, bound: Bound, before: Logits, after: Logits
     ) -> None:
-        positions = after.positions_of(shape.ar)
-        one = compare(stage, str(shape), bound, before, after, positions)
+        found, note = None, "no token of the sample ran in this graph"
+        if len(before):
+            sums = DivergenceSums()
+            try:
+                sums.add(after, before, before.argmax(axis=1))
+                found, note = sums.mean(), ""
+            except ValueError as error:
+                note = str(error)
+        passed = found is not None and bound.holds(found)
+        one = SideComparison(stage, str(shape), None, found, str(bound), passed, note)
         self.comparisons.append(one)
         if self._on_comparison is not None:
             self._on_comparison(one)
 
 
-def _alone(ar: int, open_model: Callable[[], PartRunner]) -> dict[int, PartRunner]:
+def _alone(ar: int, open_model: Callable[[], PartRunner]) -> Chains:
     """Open a whole model that has one graph."""
-    return {ar: open_model()}
-
-
-def _open(paths: Mapping[int, Path], n_threads: int) -> dict[int, PartRunner]:
-    return {ar: OnnxRunner(path, n_threads=n_threads, plain=True) for ar, path in paths.items()}
-
-
-def _emulate(
-    toolchain: Toolchain,
-    cl: int,
-    soc_model: int | None,
-    op_packages: Sequence[OpPackageLibrary],
-    binary: Path,
-) -> dict[int, PartRunner]:
-    """Open a part on the emulator, in a process of its own."""
-    chains = emulator_chains(
-        [binary], toolchain, soc_model=soc_model, cl=cl, op_packages=op_packages
-    )
-    return {ar: chain[0] for ar, chain in chains.items()}
+    return {ar: [open_model()]}

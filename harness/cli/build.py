@@ -6,7 +6,6 @@ longer than that look.
 
 import contextlib
 import json as json_module
-import math
 import shutil
 import tempfile
 import time
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
 _LARGE = 50_000_000
 """Weights from which on a build takes a while."""
-_HEADINGS = ("stage", "graph", "verdict", "SQNR", "greedy", "max diff", "relative", "bound")
-_NUMBERS = {"max diff", "relative", "SQNR", "greedy"}
 
 
 def _model_path(text: str) -> Path:
@@ -355,7 +352,9 @@ def build(
                 on_comparison=progress.compared,
             )
         if report is not None and not json:
-            _print_comparisons(report)
+            from harness.workloads.verify import print_report
+
+            print_report(report)
         results.append((_summary(one.target, container, job.records), report))
     if is_plain:
         folders = [(job, folder) for _, job, folder in builds]
@@ -385,7 +384,9 @@ def _build_in_lab(
             """Tell of a verification, which is all that one which failed has."""
             summary, report = _read_answer(answer)
             if report is not None and not json:
-                _print_comparisons(report)
+                from harness.workloads.verify import print_report
+
+                print_report(report)
             elif report is not None and report.failures:
                 print_json([_answer(*one) for one in (*results, (summary, report))])
 
@@ -496,7 +497,7 @@ def _tell_of(
     for summary, report in results:
         if report is not None and report.failures:
             first = report.failures[0]
-            raise VerificationFailedError(summary.target, first.stage, first.subject, first.bound)
+            raise VerificationFailedError(summary.target, first.side, first.where, first.bound)
         if not json:
             answers().print(summary.as_line())
             for remark in summary.remarks:
@@ -520,26 +521,8 @@ def _refuse_unwritable(folder: Path, size: int) -> None:
         raise ContainerError(str(folder), f"{sizes}; free some, or name another folder")
 
 
-def _print_comparisons(report: "VerificationReport") -> None:
-    rows = []
-    for one in report.comparisons:
-        sqnr = "equal" if math.isinf(one.sqnr_db) else f"{one.sqnr_db:.1f} dB"
-        cells = [
-            one.stage,
-            one.subject,
-            "ok" if one.passed else "FAILED",
-            sqnr,
-            f"{one.greedy_agreement:.0%}",
-            f"{one.max_abs_diff:.2g}",
-            f"{one.max_rel_diff:.2g}",
-            one.bound,
-        ]
-        rows.append(cells)
-    print_rows(_HEADINGS, rows, right=_NUMBERS)
-
-
 def _answer(summary: BuildSummary, report: "VerificationReport | None") -> dict[str, object]:
-    verification = {} if report is None else {"verification": json_module.loads(report.to_json())}
+    verification = {} if report is None else {"verification": report.as_document()}
     return asdict(summary) | verification
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from buildlib.builder.runner import StageRecord
-    from buildlib.numerics.comparison import StageComparison
+    from buildlib.numerics.comparison import SideComparison
     from harness.deploy.push import Progress as OnProgress
 
 
@@ -140,9 +140,9 @@ class ModelBar(StageBar):
 class BuildBar(StageBar):
     """A progress bar over a build's stages."""
 
-    def compared(self, comparison: "StageComparison") -> None:
+    def compared(self, comparison: "SideComparison") -> None:
         """Show a comparison."""
-        self.update(description=f"verified {comparison.stage} {comparison.subject}")
+        self.update(description=f"verified {comparison.side} {comparison.where}")
 
     def show(self, record: "StageRecord") -> None:
         """Advance to a stage that has ended."""

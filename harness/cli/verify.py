@@ -32,12 +32,13 @@ from harness.workloads.base import UNRECORDED
 from harness.workloads.bench_prompt import bench_text
 from harness.workloads.reference import open_float, window_samples
 from harness.workloads.session import Session
-from harness.workloads.verify import DEFAULT_WINDOWS, DeviceSide, Verification, float_side
+from harness.workloads.verify import DEFAULT_WINDOWS, DeviceSide, answer, collect, float_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from buildlib.numerics.evaluation import ModelSide, OpenSide, SideComparison
+    from buildlib.numerics.comparison import SideComparison
+    from buildlib.numerics.evaluation import ModelSide, OpenSide
 
 _EMULATED_BY = "graph"
 
@@ -111,7 +112,7 @@ def verify(
         raise WrongUseError(f"--reference is for containers, which {model} is not")
     else:
         rows = _checkpoint(model, content, windows, length)
-    Verification.of(rows).answer(str(model), json=json)
+    answer(collect(rows), str(model), json=json)
 
 
 def _checkpoint(

@@ -22,7 +22,7 @@ from harness.plans.plan_file import BuildEntry, Plan
 if TYPE_CHECKING:
     from buildlib.builder.build import Build
     from buildlib.builder.runner import StageRecord
-    from buildlib.numerics.comparison import StageComparison, VerificationReport
+    from buildlib.numerics.comparison import SideComparison, VerificationReport
 
 
 class BuildRequest(BaseModel):
@@ -87,7 +87,7 @@ class BuildRequest(BaseModel):
         *,
         overwrite: bool,
         on_stage: "Callable[[StageRecord], None] | None" = None,
-        on_comparison: "Callable[[StageComparison], None]" = lambda _: None,
+        on_comparison: "Callable[[SideComparison], None]" = lambda _: None,
     ) -> "tuple[GenAIContainer, VerificationReport | None]":
         """Run its build, and place the container in a folder, unless a stage changed the model.
 
@@ -215,7 +215,7 @@ def _build_here(request: BuildRequest, folder: Path, tell: Tell) -> tuple[str, i
     container, report = request.run(job, folder, overwrite=True, on_stage=show)
     if report is not None and report.failures:
         first = report.failures[0]
-        raise VerificationFailedError(request.target, first.stage, first.subject, first.bound)
+        raise VerificationFailedError(request.target, first.side, first.where, first.bound)
     stages = sum(not record.reused for record in job.records)
     return container.metadata.container_sha256, stages
 

@@ -10,7 +10,7 @@ import math
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 from pydantic import Field
@@ -35,11 +35,11 @@ from harness.workloads.reference import engine_versions, open_float, window_samp
 from harness.workloads.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from buildlib.numerics.comparison import Bound
+    from buildlib.numerics.comparison import Bound, SideComparison, VerificationReport
     from buildlib.numerics.divergence import Divergence, Logits
-    from buildlib.numerics.evaluation import ModelSide, OpenSide, Sample, SideComparison
+    from buildlib.numerics.evaluation import ModelSide, OpenSide, Sample
     from buildlib.numerics.host_loop import TokenModel
     from buildlib.numerics.transformers import ReferenceEngine
     from harness.results.run_recorder import RunRecorder
@@ -49,6 +49,7 @@ DEFAULT_WINDOWS = 2
 """By default: the emulator decodes a few tokens a second."""
 _HEADINGS = (
     "side", "runs on", "tokens", "perplexity", "away", "KL", "top-1", "SQNR", "difference",
+    "bound",
 )  # fmt: skip
 
 
@@ -125,11 +126,9 @@ def compare_with_float(
         opened = nullcontext((session, recording))
         device = DeviceSide(model.runtime.name, opened, text, max_kl, reference_with)
         float_model = float_side(lambda: nullcontext(loop), reference_with)
-        *_, found = compare_sides(float_model, [device.side], samples, config.vocab_size)
-    if found.divergence is None:
-        raise AssertionError("a device is no side that is missing")
-    values = found.divergence.metrics
-    return WorkloadResult(found.divergence, values, summarize(values), device.run)
+        *_, row = compare_sides(float_model, [device.side], samples, config.vocab_size)
+    values = row.found.metrics
+    return WorkloadResult(row.found, values, summarize(values), device.run)
 
 
 def float_side(
@@ -231,82 +230,49 @@ def _check(divergence: "Divergence", max_kl: float) -> OutputCheck:
     return OutputCheck(outcome="failed", reason=f"{summary}, above {max_kl:g}")
 
 
-@dataclass(frozen=True)
-class Verification:
-    """All sides beside their reference, which has the first rows."""
+def collect(rows: "Iterable[SideComparison]") -> "VerificationReport":
+    """Run a comparison, up to a device that is outside of its bound."""
+    from buildlib.numerics.comparison import VerificationReport
 
-    rows: "tuple[SideComparison, ...]"
-
-    @classmethod
-    def of(cls, rows: "Iterable[SideComparison]") -> Self:
-        """Run a comparison up to a device that is outside of its bound."""
-        done: list[SideComparison] = []
-        with suppress(OutputCheckError):  # its row says so
-            for row in rows:
-                done.append(row)  # noqa: PERF402  (kept where the next one fails)
-        return cls(tuple(done))
-
-    @property
-    def outside(self) -> "SideComparison | None":
-        """The first side that is outside of its bound."""
-        return next((row for row in self.rows if not row.passed), None)
-
-    def answer(self, model: str, *, json: bool) -> None:
-        """Print the answer of a command.
-
-        Raises:
-            Exit: a side is outside of its bound.
-        """
-        if json:
-            print_json({"model": model, **self.as_document()})
-        else:
-            self.print()
-        if self.outside is not None:
-            raise typer.Exit(BAD)
-
-    def print(self) -> None:
-        """Print a table, and which side is the first outside of its bound."""
-        reference = {row.calls: row for row in self.rows if row.side == self.rows[0].side}
-        rows = [Row(_cells(row, reference), [row.note] if row.note else []) for row in self.rows]
-        print_rows(_HEADINGS, rows, right=set(_HEADINGS[2:]))
-        if self.outside is not None:
-            where = f"{self.outside.side} ({self.outside.calls})"
-            answers().print(
-                f"NOT the same model: {where} is the first outside {self.outside.bound}"
-            )
-        else:
-            bounds = sorted({str(row.bound) for row in self.rows[len(reference) :]})
-            answers().print(f"the same model within {', '.join(bounds)}")
-
-    def as_document(self) -> dict[str, object]:
-        """Return it as JSON can hold it; SQNRs that are infinite are null."""
-        outside = None if self.outside is None else self.outside.side
-        return {"first_outside": outside, "sides": [_document(row) for row in self.rows]}
+    done: list[SideComparison] = []
+    with suppress(OutputCheckError):  # its row says so
+        for row in rows:
+            done.append(row)  # noqa: PERF402  (kept where the next one fails)
+    return VerificationReport(tuple(done))
 
 
-def _document(row: "SideComparison") -> dict[str, object]:
-    values: dict[str, object] = {}
-    if (found := row.divergence) is not None:
-        sqnr = found.sqnr_db if math.isfinite(found.sqnr_db) else None
-        values = {"tokens": found.steps, "sqnr_db": sqnr, "relative": found.relative}
-        values |= found.metrics
-    return {
-        "side": row.side,
-        "where": row.where,
-        "calls": row.calls,
-        **values,
-        "bound": str(row.bound),
-        "passed": row.passed,
-        "note": row.note,
-    }
+def answer(report: "VerificationReport", model: str, *, json: bool) -> None:
+    """Print the answer of a command.
+
+    Raises:
+        Exit: a side is outside of its bound.
+    """
+    if json:
+        print_json({"model": model, **report.as_document()})
+    else:
+        print_report(report)
+    if not report.passed:
+        raise typer.Exit(BAD)
 
 
-def _cells(row: "SideComparison", reference: "Mapping[Any, SideComparison]") -> list[str]:
+def print_report(report: "VerificationReport") -> None:
+    """Print a table, and which side is the first outside of its bound."""
+    rows = [Row(_cells(row), [row.note] if row.note else []) for row in report.rows]
+    print_rows(_HEADINGS, rows, right=set(_HEADINGS[2:-1]))
+    if report.failures:
+        first = report.failures[0]
+        where = f"{first.side} ({first.calls or first.where})"
+        answers().print(f"NOT the same model: {where} is the first outside of {first.bound}")
+
+
+def _cells(row: "SideComparison") -> list[str]:
     found = row.divergence
+    bound = row.bound if row.passed else f"NOT {row.bound}"
     if found is None:
-        return [row.side, row.where, *["-"] * (len(_HEADINGS) - 2)]
-    cells = [row.side, row.where, f"{found.steps} {row.calls}", f"{found.perplexity:.3f}"]
-    if row is reference[row.calls]:
+        return [row.side, row.where, *["-"] * (len(_HEADINGS) - 3), bound]
+    cells = [row.side, row.where, " ".join(filter(None, (str(found.steps), row.calls)))]
+    cells.append(f"{found.perplexity:.3f}")
+    if not row.bound:  # the reference
         return [*cells, *["-"] * (len(_HEADINGS) - len(cells))]
     return [
         *cells,
@@ -315,4 +281,5 @@ def _cells(row: "SideComparison", reference: "Mapping[Any, SideComparison]") -> 
         METRICS[TOP1_AGREEMENT].show(found.top1),
         "equal" if math.isinf(found.sqnr_db) else f"{found.sqnr_db:.1f} dB",
         f"{found.relative:.1g}",
+        bound,
     ]

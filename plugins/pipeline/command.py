@@ -19,6 +19,7 @@ from harness.cli.dialog_options import System, UseChat
 from harness.cli.progress import ModelBar, StageBar, describe_stage, stage_time
 from harness.console import Row, answers, print_json, print_remark, print_rows, progress
 from harness.errors import WrongUseError
+from harness.workloads.verify import answer
 from plugins.pipeline.defaults import recipe_text
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def verify(
     pipe.text_to_compare(content, windows)  # refuses before stages run
     _construct(pipe, until)
     found = pipe.verify(content, windows, max_kl=max_kl, reference_with=reference_with)
-    found.answer(pipe.model_name, json=json)
+    answer(found, pipe.model_name, json=json)
 
 
 @app.command("sensitivity")

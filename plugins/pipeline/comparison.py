@@ -14,7 +14,7 @@ from pathlib import Path
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.graph.interface import require_shape
-from buildlib.numerics.comparison import SAME_MODEL
+from buildlib.numerics.comparison import SAME_MODEL, VerificationReport
 from buildlib.numerics.evaluation import (
     ModelSide,
     OpenSide,
@@ -32,7 +32,7 @@ from harness.runtimes.windows import cut_windows
 from harness.workloads.perplexity import score_text
 from harness.workloads.reference import window_samples
 from harness.workloads.session import Session
-from harness.workloads.verify import Verification, float_side, kl_bound
+from harness.workloads.verify import collect, float_side, kl_bound
 from plugins.pipeline.host_model import HostModel, open_host_model, unable_here
 from plugins.pipeline.settings import EvaluatorConfig, MetricConfig
 from plugins.pipeline.stage import ModelFolder
@@ -52,7 +52,7 @@ def compare_stages(
     *,
     max_kl: float | None = None,
     judge: Path | None = None,
-) -> Verification:
+) -> VerificationReport:
     """Compare the output of each stage with the model in float, but for those that changed nothing.
 
     Args:
@@ -77,7 +77,7 @@ def compare_stages(
             seen.append(made)
             opened = partial(_open_stage, made, scratch)
             sides.append(ModelSide(stage, opened, kl_bound(max_kl), missing=unable_here(made)))
-    return Verification.of(compare_sides(reference, sides, samples, config.vocab_size))
+    return collect(compare_sides(reference, sides, samples, config.vocab_size))
 
 
 @contextmanager

@@ -23,12 +23,12 @@ from buildlib.builder.model_place import find_model
 from buildlib.builder.runner import StageRecord, StageRunner
 from buildlib.cache.store import StageCache
 from buildlib.container.container import GenAIContainer
+from buildlib.numerics.comparison import VerificationReport
 from buildlib.numerics.transformers import ReferenceEngine
 from buildlib.paths import absolute_user_path
 from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, PipelineError
 from harness.workloads.generate import Generate
-from harness.workloads.verify import Verification
 from plugins.pipeline.answer import (
     GenerationAnswer,
     generate_on_device,
@@ -264,7 +264,7 @@ class LLMPipeline:
         *,
         max_kl: float | None = None,
         reference_with: ReferenceEngine = "onnx",
-    ) -> Verification:
+    ) -> VerificationReport:
         """Compare the outputs of all finished stages on this host with the model in float.
 
         Args:

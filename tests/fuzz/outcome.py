@@ -26,7 +26,7 @@ from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.interface import ATTENTION_MASK
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
-from buildlib.numerics.comparison import SAME_FLOAT, StageComparison
+from buildlib.numerics.comparison import SAME_FLOAT, SideComparison
 from buildlib.numerics.runners import OnnxRunner, PartRunner
 from buildlib.numerics.verifier import (
     StageModels,
@@ -228,10 +228,10 @@ def _model_fault(
         report = verify_outputs(models, emulator=emulator, options=_OPTIONS)
     except BuildError as error:
         return f"built, but it cannot be run: {error}"
-    faults = [one for one in report.comparisons if not _good(one, odd=expected.odd_weights)]
+    faults = [one for one in report.rows if not _good(one, odd=expected.odd_weights)]
     if not faults:
         return ""
-    if "not finite" in report.comparisons[0].note and _weights_are_finite(own):
+    if "not finite" in report.rows[0].note and _weights_are_finite(own):
         return ""  # the user's own model overflows
     return f"built, but {faults[0]}"
 
@@ -251,12 +251,12 @@ def _weights_are_finite(path: Path) -> bool:
     return all(np.isfinite(array).all() for array in arrays if array.dtype.kind == "f")
 
 
-def _good(one: StageComparison, *, odd: bool) -> bool:
-    match one.stage:
+def _good(one: SideComparison, *, odd: bool) -> bool:
+    match one.side:
         case "compile":
-            return odd or one.sqnr_db >= _COMPILED_DB
+            return odd or one.found.sqnr_db >= _COMPILED_DB
         case "arcl" if odd:
-            return one.passed or math.isfinite(one.max_abs_diff)
+            return one.passed or math.isfinite(one.found.relative)
         case _:
             return one.passed
 

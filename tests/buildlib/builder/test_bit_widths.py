@@ -67,9 +67,9 @@ def test_a_checkpoint_has_the_bits_that_are_asked_for(
     builder = of(wide, tiny_text, tmp_path, {PARAM: 4, ACT: 8, TECHNIQUES: ()})
     report = builder.verify(FEW, emulator=True)
     # The bounds are those of trained models, whose activations are not as wide.
-    heard = {one.stage: one.sqnr_db for one in report.comparisons}
+    heard = {one.side: one.found.sqnr_db for one in report.rows}
     assert "quantize" in heard
-    assert heard["compile"] > 10, report.to_json()
+    assert heard["compile"] > 10, report.rows
     container = builder.build()
     assert container.precision == "W4A8"
     stored = {
@@ -95,7 +95,7 @@ def test_the_default_is_w8a16(tiny_bundle: Path) -> None:
 def test_lpbq_is_built_where_the_width_allows(wide: Path, tiny_text: str, tmp_path: Path) -> None:
     builder = of(wide, tiny_text, tmp_path, {PARAM: 4, BLOCK: 16})
     report = builder.verify(FEW, emulator=True)
-    assert report.passed, report.to_json()
+    assert report.passed, report.rows
     container = builder.build()
     assert container.precision == "W4A16"
     assert str(container.metadata.model.quantization["weights"]).startswith("int4 LPBQ: ")

@@ -65,8 +65,8 @@ def test_each_stage_computes_what_the_functions_of_the_source_do(builder: GenAIB
     builder.set_targets(["SM8750:emulator"])
     report = builder.verify(VerifyOptions(max_positions=24, continuation=2), emulator=True)
     assert report.passed, report.failures
-    assert {one.stage for one in report.comparisons} >= {"import", "quantize", "compile"}
-    assert min(one.sqnr_db for one in report.comparisons if one.stage == "compile") > 30
+    assert {one.side for one in report.rows} >= {"import", "quantize", "compile"}
+    assert min(one.found.sqnr_db for one in report.rows if one.side == "compile") > 30
 
 
 def test_the_binary_needs_the_package_of_its_container(builder: GenAIBuilderHTP) -> None:

@@ -14,12 +14,11 @@ from buildlib.checkpoint.config import load_config
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import BuildError
 from buildlib.graph.files import link_into
-from buildlib.numerics.comparison import SAME_MODEL
+from buildlib.numerics.comparison import SAME_MODEL, SideComparison
 from buildlib.numerics.divergence import DivergenceSums, Logits
 from buildlib.numerics.evaluation import (
     ModelSide,
     Sample,
-    SideComparison,
     compare_sides,
     evaluate_model,
     onnx_perplexity,

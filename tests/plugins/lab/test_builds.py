@@ -196,7 +196,7 @@ def test_failed_verification_is_told_to_whoever_asked_for_the_build(
     jobs.register("h9", 0)
     taken = jobs.take(QUEUE)
     assert taken is not None
-    answer = {"target": "SM8750", "verification": {"passed": False, "comparisons": []}}
+    answer = {"target": "SM8750", "verification": {"passed": False, "sides": []}}
     jobs.record(taken, CellEnd("failed", "h9", "", "E", "split changed it", json.dumps([answer])))
     jobs.finish(taken, Status.FAILED)
     with pytest.raises(WrongUseError, match="h9: split changed it"):

@@ -34,9 +34,9 @@ def small_builder(folder: Path, cache: Path, *more: int) -> GenAIBuilderHTP:
 def test_an_export_is_built_and_no_stage_changes_it(folder: Path, tmp_path: Path) -> None:
     """Few of them each day; `test_exports.py` reads all, which makes them alike."""
     report = small_builder(folder, tmp_path / "cache", 8).verify(emulator=True)
-    stages = [comparison.stage for comparison in report.comparisons]
+    stages = [comparison.side for comparison in report.rows]
     assert (stages[0], stages[-1]) == ("import", "compile")
-    assert report.passed, report.to_json()
+    assert report.passed, report.rows
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_weights_that_techniques_change_are_no_fault_of_the_import(
         {"quantization.recipe": "w4a16"}
     )
     report = builder.verify(emulator=True)
-    assert report.passed, report.to_json()
-    found = {one.stage: one for one in report.comparisons}
-    assert found["import"].max_rel_diff < 1e-5 < 1e-2 < found["optimize"].max_rel_diff
+    assert report.passed, report.rows
+    found = {one.side: one for one in report.rows}
+    assert found["import"].found.relative < 1e-5 < 1e-2 < found["optimize"].found.relative
 
 
 @pytest.mark.parametrize("folder", ["dynamo-llama"], indirect=True)

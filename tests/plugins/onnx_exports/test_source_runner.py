@@ -45,9 +45,9 @@ EVERYDAY = ("aihub-llama-mha-fixed", "dynamo-qwen2", "torchscript-llama")
 def test_an_import_computes_what_the_export_does(name: str, tmp_path: Path) -> None:
     report = verify_outputs(imported_models(EXPORTS / name, tmp_path), options=FEW)
     assert report.passed, report.failures
-    assert [one.stage for one in report.comparisons] == ["import", "arcl"]
-    assert report.comparisons[0].positions == 6
-    assert 0 < report.comparisons[0].max_rel_diff < 1e-5  # run, not copied
+    assert [one.side for one in report.rows] == ["import", "arcl"]
+    assert report.rows[0].found.steps == 6
+    assert 0 < report.rows[0].found.relative < 1e-5  # run, not copied
 
 
 def test_a_wrong_head_order_is_found(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_wrong_head_order_is_found(tmp_path: Path) -> None:
             return outputs
 
     models = imported_models(EXPORTS / "torchscript-llama", tmp_path, Exchanged)
-    assert [one.stage for one in verify_outputs(models, options=FEW).failures] == ["import"]
+    assert [one.side for one in verify_outputs(models, options=FEW).failures] == ["import"]
 
 
 @pytest.mark.parametrize("change", ["role", "cache"])
@@ -90,8 +90,8 @@ def test_a_float16_export_is_verified_as_closely_as_it_computes(
     onnx.save(half, tmp_path / "model.onnx")
     report = verify_outputs(imported_models(tmp_path, tmp_path / "out"), options=FEW)
     assert report.passed, report.failures
-    assert report.comparisons[0].bound == "SQNR >= 40 dB"
-    assert report.comparisons[0].max_rel_diff > 1e-5  # float16 shows
+    assert report.rows[0].bound == "SQNR >= 40 dB"
+    assert report.rows[0].found.relative > 1e-5  # float16 shows
 
 
 def test_a_wrong_import_of_a_float16_export_is_found(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_wrong_import_of_a_float16_export_is_found(tmp_path: Path) -> None:
     larger = numpy_helper.to_array(gain) * np.float16(1.05)
     gain.CopyFrom(numpy_helper.from_array(larger, gain.name))
     onnx.save(half, tmp_path / "model.onnx")
-    assert [one.stage for one in verify_outputs(models, options=FEW).failures] == ["import"]
+    assert [one.side for one in verify_outputs(models, options=FEW).failures] == ["import"]
 
 
 def test_logits_of_the_last_token_alone_verify_nothing(tmp_path: Path) -> None:
