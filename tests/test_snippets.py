@@ -45,7 +45,6 @@ from harness.results.metrics import Measurement
 from harness.results.records import DeviceInfo, WorkloadRecord
 from harness.results.store import ResultsStore
 from harness.runtimes.description import read_description
-from plugins.pipeline.recipe import LLMPipelineConfig
 from plugins.virtual_android import manager
 from suites.models import tiny_llama
 from tests.command_line import qnnfarm
@@ -298,6 +297,7 @@ def a_checkout(reader: Reader) -> None:
     reader.checkout()
 
 
+@scene("configurations.md")
 @scene("genie-configurations.md")
 def a_dialog_with_faults(reader: Reader) -> None:
     reader.bundle("container")
@@ -559,6 +559,9 @@ def read_options(text: str) -> None:
 
 
 def read_recipe(text: str) -> None:
+    needs("plugins.pipeline")
+    from plugins.pipeline.recipe import LLMPipelineConfig
+
     stages = {"model_loader": {}, **yaml.safe_load(text)}
     LLMPipelineConfig.of({"model_id_or_path": "my-model", "stages": stages})
 
