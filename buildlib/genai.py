@@ -9,7 +9,7 @@ The names are the vendor's ("Gen AI Builder Overview", docs.qualcomm.com 80-8718
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
@@ -83,6 +83,9 @@ class BuilderModule(Protocol):
     def builds(self, source: ModelSource) -> bool:
         """Return whether a source is of its kind; an unreadable one is not."""
 
+    def read_config(self, path: Path) -> Mapping[str, object]:
+        """Read what a `config.json` of its kind says."""
+
     def plan_build(
         self,
         source: ModelSource,
@@ -94,11 +97,14 @@ class BuilderModule(Protocol):
         """Check the options of a builder, and return the build."""
 
 
+def builders() -> Iterator[BuilderModule]:
+    """Yield the builders of what is no decoder."""
+    for name in entry_names("builders"):
+        yield cast("BuilderModule", load_entry("builders", name))
+
+
 def _find_builder(source: ModelSource) -> BuilderModule | None:
-    builders = (
-        cast("BuilderModule", load_entry("builders", name)) for name in entry_names("builders")
-    )
-    return next((builder for builder in builders if builder.builds(source)), None)
+    return next((builder for builder in builders() if builder.builds(source)), None)
 
 
 class GenAIBuilderFactory:

@@ -31,8 +31,8 @@ from buildlib.container.dlc import DlcInfo, inspect_dlc, is_dlc
 from buildlib.container.layout import METADATA
 from buildlib.container.manifest import KV_BYTES, PRECISION, ContainerMetadata, is_container
 from buildlib.container.op_packages import registrations
-from buildlib.encoder.interface import EncoderConfig
 from buildlib.errors import InputFileError
+from buildlib.genai import builders
 from buildlib.sizes import size_text
 from buildlib.speculative.agreement import SPECULATIVE
 from buildlib.toolchains.base import BinaryInfo
@@ -94,9 +94,11 @@ def inspect(
 
 def _inspect_checkpoint(config_file: Path, *, json: bool) -> None:
     data = read_json(config_file)
-    if isinstance(data, dict) and "eos_token_id" not in data and detect_architecture(data) is None:
-        encoder = EncoderConfig.from_text(config_file.read_text("utf-8"), config_file)
-        config = encoder.model_dump(mode="json", exclude_none=True)
+    unknown = isinstance(data, dict) and detect_architecture(data) is None
+    other = next(builders(), None) if unknown and "eos_token_id" not in data else None
+    config: Mapping[str, object]
+    if other is not None:
+        config = other.read_config(config_file)
     else:
         config = load_config(config_file).model_dump(mode="json", exclude_none=True)
     model, unread = unread_keys(config_file)

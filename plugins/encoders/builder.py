@@ -1,5 +1,6 @@
 """Builder of text encoders: a checkpoint or ONNX in, a container that Genie embeds with out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +16,6 @@ from buildlib.builder.stages.package import CONTAINER
 from buildlib.cache.key import text_sha256
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.container import GenAIContainer
-from buildlib.encoder.export import EXPORT_FAILURE
-from buildlib.encoder.interface import (
-    EncoderConfig,
-    is_encoder,
-    is_sentence_transformer,
-    longest_text,
-    read_pooling,
-    sentence_files,
-)
 from buildlib.errors import InvalidOptionError, ModelFileError
 from buildlib.graph.files import load_model
 from buildlib.numerics.transformers import require_installed
@@ -31,6 +23,15 @@ from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 from plugins.encoders.calibration import rounding_technique
+from plugins.encoders.export import EXPORT_FAILURE
+from plugins.encoders.interface import (
+    EncoderConfig,
+    is_encoder,
+    is_sentence_transformer,
+    longest_text,
+    read_pooling,
+    sentence_files,
+)
 from plugins.encoders.stages import (
     CompileEncoder,
     EncoderModel,
@@ -55,6 +56,12 @@ def builds(source: ModelSource) -> bool:
         return is_encoder(load_model(source.model))
     except ModelFileError:
         return False
+
+
+def read_config(path: Path) -> Mapping[str, object]:
+    """See `BuilderModule.read_config`."""
+    config = EncoderConfig.from_text(path.read_text("utf-8"), path)
+    return config.model_dump(mode="json", exclude_none=True)
 
 
 @dataclass

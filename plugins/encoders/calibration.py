@@ -12,8 +12,6 @@ import onnx_ir as ir
 
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.checkpoint.tokenizer import load_tokenizer, spread_windows
-from buildlib.encoder import interface
-from buildlib.encoder.inputs import TextTokens, padded_inputs
 from buildlib.encodings.model import Encodings
 from buildlib.errors import InvalidOptionError
 from buildlib.graph.files import load_model, save_model, tensor_array
@@ -27,6 +25,8 @@ from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.recipe import check_blocks, matrix_uses
 from buildlib.quantize.techniques.layerwise import LayerInputs, LayerwiseTechnique
 from buildlib.quantize.weight_grids import encode_steps
+from plugins.encoders import interface
+from plugins.encoders.inputs import TextTokens, padded_inputs
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -16,8 +16,6 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from buildlib.encoder import interface
-from buildlib.encoder.inputs import cosine, embed_in_float, padded_inputs
 from buildlib.error_base import one_line
 from buildlib.errors import ModelFileError
 from buildlib.graph.builder import IR_VERSION, OPSET
@@ -26,6 +24,8 @@ from buildlib.graph.folding import Refusal, fold
 from buildlib.graph.values import infer_shapes, remove_unused, tensor_value
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.quantize.grids import LAYOUT_OPS
+from plugins.encoders import interface
+from plugins.encoders.inputs import cosine, embed_in_float, padded_inputs
 
 _MINUS_INFINITY, _MASKED = -1e4, -100.0
 _TYPES = 2

@@ -19,9 +19,6 @@ from buildlib.container.layout import binary_name
 from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
 from buildlib.container.text_embedding import EncoderContext, TextEmbeddingConfig, text_embedding
 from buildlib.container.writer import ContainerContents, htp_config, write_container
-from buildlib.encoder import interface
-from buildlib.encoder.export import export_encoder
-from buildlib.encoder.inputs import TextTokens
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.files import atomic_write_bytes
@@ -36,12 +33,15 @@ from buildlib.quantize.summary import summarize_quantization
 from buildlib.targets import Target
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
+from plugins.encoders import interface
 from plugins.encoders.calibration import (
     calibration_tokens,
     observe_encoder,
     round_weights,
     rounding_technique,
 )
+from plugins.encoders.export import export_encoder
+from plugins.encoders.inputs import TextTokens
 from plugins.encoders.onnx_import import import_encoder
 
 GRAPH = "encoder"

@@ -20,7 +20,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from buildlib.encoder import export_worker
+from plugins.encoders import export_worker
 from tools.exports.huggingface import tidy
 
 LENGTH = 32

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 import harness
+import plugins
 import suites
 from buildlib.builder_options import SHORT_NAMES
 from buildlib.validation import without_effect
@@ -27,7 +28,7 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:  # noqa: ANN401
 
 def names_read() -> set[str]:
     """Return the attributes that are read outside of the plan's file, in other classes too."""
-    roots = (Path(next(iter(package.__path__))) for package in (harness, suites))
+    roots = (Path(next(iter(package.__path__))) for package in (harness, plugins, suites))
     paths = (path for root in roots for path in root.rglob("*.py") if path.name != _HERE)
     trees = (ast.parse(path.read_bytes()) for path in paths)
     nodes = (node for tree in trees for node in ast.walk(tree))

@@ -28,7 +28,6 @@ from harness.runtimes.genie.runtime import GenieRuntime
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.dialog import Dialog
-from harness.workloads.embed import Embed
 from harness.workloads.generate import Generate
 from harness.workloads.perplexity import Perplexity
 from harness.workloads.registry import AnyWorkload
@@ -55,7 +54,6 @@ def test_capabilities_show_from_methods_before_there_is_a_device() -> None:
         (Generate.of(prompt="x"), "answer prompts"),
         (Generate.of(prompt=("x", "y")), "hold conversations"),
         (Dialog.of(dialogs=(("x",),)), "hold conversations"),
-        (Embed.of(texts=("x",)), "embed texts"),
         (Perplexity.of(text="x"), "score texts"),
         (Bench.of(max_perplexity=3.0), "score texts"),
         (Bench.of(reference_tokens="x"), "answer prompts"),
@@ -86,7 +84,7 @@ def test_a_file_that_the_device_cannot_load_is_refused_before_any_push(
 def test_nothing_is_deployed_for_what_the_runtime_cannot_do(
     script: Path, virtual_device: Device, tmp_path: Path
 ) -> None:
-    workloads = (Generate.of(prompt="x"), Dialog.of(dialogs=(("x",),)), Embed.of(texts=("x",)))
+    workloads = (Generate.of(prompt="x"), Dialog.of(dialogs=(("x",),)))
     with (
         ResultsStore.open(tmp_path / "results.db") as store,
         Session(virtual_device, registry.open_model(script, "stopwatch")) as session,

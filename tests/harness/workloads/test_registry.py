@@ -10,7 +10,6 @@ from harness.errors import WrongUseError
 from harness.workloads.bench import Bench
 from harness.workloads.command import Command
 from harness.workloads.dialog import Dialog
-from harness.workloads.embed import Embed
 from harness.workloads.evaluate import Evaluate
 from harness.workloads.generate import Generate
 from harness.workloads.perplexity import Perplexity
@@ -56,12 +55,6 @@ WORKLOADS: st.SearchStrategy[AnyWorkload] = st.one_of(
     st.builds(
         Verify, text=TEXTS, reference=TEXTS, windows=COUNTS, max_kl=st.none() | st.floats(0, 9)
     ),
-    st.builds(
-        Embed,
-        texts=st.lists(TEXTS, min_size=1, max_size=3).map(tuple),
-        reference=st.just("model"),
-        min_cosine=st.none() | st.floats(-1, 1),
-    ),
     st.builds(Generate, prompt=TEXTS, max_tokens=COUNTS, expect=st.none() | TEXTS),
     st.builds(Dialog, dialogs=DIALOGS.map(tuple), max_tokens=COUNTS),
     st.builds(Command, command=st.tuples(st.just("echo"), TEXTS)),
@@ -87,18 +80,13 @@ def test_invalid_workloads_are_refused(text: str) -> None:
     ("kind", "fields", "reason"),
     [
         (Dialog, {"dialogs": (("a turn", ""),)}, "^dialogs"),
-        (Embed, {}, "give either `texts` or a `file`"),
-        (Embed, {"texts": ("a",), "file": "b"}, "give either `texts` or a `file`"),
-        (Embed, {"texts": ("a",), "min_cosine": 0.9}, "give its `reference`"),
-        (Embed, {"texts": ("a",), "per_token": True, "reference": "b"}, "one vector for a text"),
         (Perplexity, {"reference_with": "transformers"}, "computes the reference"),
     ],
 )
 def test_wrong_values_of_a_user_are_one_line(
-    kind: type[Dialog | Embed | Perplexity], fields: dict[str, object], reason: str
+    kind: type[Dialog | Perplexity], fields: dict[str, object], reason: str
 ) -> None:
     more = {"text": "a"} if kind is Perplexity else {}
     with pytest.raises(WrongUseError, match=reason) as caught:
         kind.of(**more, **fields)
     assert "\n" not in str(caught.value)
-    assert Embed.of(texts=["a", "b"]).texts == ("a", "b")  # texts of a plan are a list

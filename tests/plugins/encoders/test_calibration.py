@@ -6,8 +6,6 @@ import numpy as np
 import onnx
 import pytest
 
-from buildlib.encoder.inputs import TextTokens, padded_inputs
-from buildlib.encoder.interface import prompt_template
 from buildlib.encodings.model import Encodings
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.quantize.bitwidths import Bitwidths
@@ -18,6 +16,8 @@ from plugins.encoders.calibration import (
     round_weights,
     rounding_technique,
 )
+from plugins.encoders.inputs import TextTokens, padded_inputs
+from plugins.encoders.interface import prompt_template
 from plugins.encoders.onnx_import import import_encoder
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "encoders" / "sentence-bert"

@@ -10,12 +10,12 @@ import pytest
 from onnx import helper
 
 from buildlib.container.container import GenAIContainer
-from buildlib.encoder.inputs import TextTokens, cosine, embed_in_float, padded_inputs
-from buildlib.encoder.interface import INPUTS, Pooling, PoolingMode, prompt_template, read_pooling
 from buildlib.errors import BuildError, InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.graph.files import load_model
 from buildlib.numerics.runners import OnnxRunner
+from plugins.encoders.inputs import TextTokens, cosine, embed_in_float, padded_inputs
+from plugins.encoders.interface import INPUTS, Pooling, PoolingMode, prompt_template, read_pooling
 from plugins.encoders.onnx_import import import_encoder
 from suites.models import tiny_encoder
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from buildlib.builder.sources import OnnxSource
-from buildlib.encoder.export import float_model
-from buildlib.encoder.inputs import TextTokens, embed_in_float, padded_inputs
-from buildlib.encoder.interface import Pooling, prompt_template, read_pooling
 from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.numerics.transformers import PYTHON_VARIABLE
 from plugins.encoders.builder import EncoderBuild
+from plugins.encoders.export import float_model
+from plugins.encoders.inputs import TextTokens, embed_in_float, padded_inputs
+from plugins.encoders.interface import Pooling, prompt_template, read_pooling
 from tests.optional import needs_transformers
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "encoders" / "sentence-bert"

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from buildlib.checkpoint.tokenizer import load_tokenizer
-from buildlib.encoder import interface
 from buildlib.errors import ModelFileError
 from buildlib.numerics.runners import run_session
+from plugins.encoders import interface
 
 Vector = npt.NDArray[np.float32]
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from buildlib.checkpoint.layout import MODEL_FILE
-from buildlib.encoder import interface
 from buildlib.numerics.transformers import TransformersProcess
+from plugins.encoders import interface
 
 EXPORT_FAILURE = "has no ONNX, and cannot be exported"
 """What a checkpoint is without torch, or with an architecture that it cannot export."""
-_EXPORTER = "buildlib.encoder.export_worker"
+_EXPORTER = "plugins.encoders.export_worker"
 
 
 def export_encoder(folder: Path, out: Path) -> Path:

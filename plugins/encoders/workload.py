@@ -143,9 +143,9 @@ class Embed(Workload):
     ) -> "tuple[tuple[int, ...], Sequence[npt.NDArray[np.float32]]]":
         """Count the tokens of each text, and embed them in float if there is a reference."""
         from buildlib.builder.model_place import find_model
-        from buildlib.encoder.export import float_model
-        from buildlib.encoder.inputs import TextTokens, embed_in_float
-        from buildlib.encoder.interface import read_pooling
+        from plugins.encoders.export import float_model
+        from plugins.encoders.inputs import TextTokens, embed_in_float
+        from plugins.encoders.interface import read_pooling
 
         embedding = session.container.embedding_config.embedding
         template = embedding.prompt.prompt_template if embedding.prompt else ("", "")
@@ -194,6 +194,6 @@ def split_lines(content: str, source: str) -> tuple[str, ...]:
 
 
 def _cosine(vectors: "npt.NDArray[np.float32]", other: "npt.NDArray[np.float32]") -> float:
-    from buildlib.encoder.inputs import cosine
+    from plugins.encoders.inputs import cosine
 
     return cosine(vectors, other) if vectors.size == other.size else 0.0

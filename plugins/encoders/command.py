@@ -26,8 +26,8 @@ from harness.errors import WrongUseError, one_line
 from harness.runtimes.base import TextVectors
 from harness.runtimes.registry import open_model
 from harness.words import pluralize
-from harness.workloads.embed import Embed, Embeddings, read_lines, split_lines
 from harness.workloads.session import Session
+from plugins.encoders.workload import Embed, Embeddings, read_lines, split_lines
 
 _SHOWN_TEXT, _SHOWN_VALUES = 40, 4
 _STDIN = "-"
