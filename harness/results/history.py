@@ -62,7 +62,8 @@ AGES = (30, 90, 365)
 """Days ago that the present is held against."""
 _BEYOND = 1.5
 """Half widths of an interval beyond which a slow change is no noise."""
-_SUBJECTS_AT_ONCE = 40
+_SUBJECTS_AT_ONCE = 100
+"""PostgreSQL reads all measurements for each part of the subjects."""
 _NONE: Mapping[str, float] = {}
 
 

@@ -68,6 +68,7 @@ from harness.results.records import (
 from harness.results.rows import RunParser, parse_artifact, parse_comparison, parse_telemetry
 from harness.results.run_recorder import RunRecorder, insert_artifact, insert_run, interrupt_tries
 
+_ROWS_AT_ONCE = 1000
 _MOST_IDS = 500
 """Databases limit the values of one query."""
 _CLOSING_S = 1.0
@@ -370,10 +371,12 @@ class ResultsStore(Closeable):
 
     def measured(self) -> tuple[RunMeans, ...]:
         """Read all runs with their means, oldest first."""
-        means, query, parser = self.means(), select(schema.runs), RunParser(self.location)
+        means, parser = self.means(), RunParser(self.location)
+        # A server's driver holds all rows of a query unless they are asked for in parts.
+        in_parts = select(schema.runs).execution_options(yield_per=_ROWS_AT_ONCE)
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
-            rows = connection.execute(query.order_by(*_OLDEST_FIRST)).mappings().all()
-        return tuple(RunMeans(parser.parse(row), means.get(row["id"], {})) for row in rows)
+            rows = connection.execute(in_parts.order_by(*_OLDEST_FIRST)).mappings()
+            return tuple(RunMeans(parser.parse(row), means.get(row["id"], {})) for row in rows)
 
     def get_runs(self, run_ids: Sequence[str], *, measured: bool = True) -> tuple[Run, ...]:
         """Read runs, oldest first; those that are not there are left out.
