@@ -51,7 +51,8 @@ def print_page(page: Page, console: Console) -> None:
 
 def _print_rows(section: Section, console: Console) -> None:
     """Print the rows of a section, or their matrices where they are many, with their remarks."""
-    if section.folded:
+    folded = section.folded
+    if folded:
         _print_matrices(section, console)
     elif section.rows:
         _print_table(section, console)
@@ -63,7 +64,7 @@ def _print_rows(section: Section, console: Console) -> None:
         _print_line(console, line)
     for row in section.rows:
         for line in _remarks(row, shared, apart=_display_key(row) in ambiguous):
-            if not (section.folded and line.style == "dim"):
+            if not (folded and line.style == "dim"):
                 _print_line(console, line)
 
 
