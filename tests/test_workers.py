@@ -35,8 +35,9 @@ def test_files_are_run_by_workers(
     pytester.makeconftest("pytest_plugins = ['tests.workers']")
     for name in "abc":
         pytester.makepyfile(**{f"test_{name}": _TESTS.format(name=name)})
-    command = [sys.executable, "-m", "pytest", "-n", "2"]
-    shown = pytester.run(*command)
+    folder = pytester.path / "folder"
+    shown = pytester.run(sys.executable, "-m", "pytest", "-n", "2", f"--basetemp={folder}")
+    assert {path.name for path in folder.iterdir()} == {"gw0", "gw1"}
     assert shown.ret == pytest.ExitCode.TESTS_FAILED
     if dies:
         shown.stdout.fnmatch_lines(["*a worker ended with 3 in test_c.py::test_it_ends*"])

@@ -41,6 +41,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     queue, end = os.pipe()
     os.write(end, b"".join(number.to_bytes(4, "little") for number in range(len(files))))
     os.close(end)
+    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # of all
     gc.freeze()
     share_server()
     workers = dict(_start(session, files, queue, number) for number in range(count))
