@@ -147,16 +147,6 @@ def test_wrong_use_ends_with_status_2(
     assert message in capsys.readouterr().err
 
 
-def test_help_tells_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        genie_t2t_run.main(["--help"])
-    assert caught.value.code == 0
-    printed_help = capsys.readouterr().out
-    short, long = "-c -p -tok -l -w -e -t", "config prompt prompt_file tokens_file lora log profile"
-    for option in (*short.split(), *(f"--{name}" for name in long.split())):
-        assert option in printed_help
-
-
 def test_a_bound_of_ours_cuts_what_genie_does_not() -> None:
     """Lade dialogs ignore max-num-tokens: what comes after so many pieces is not printed."""
     config = b'{"dialog": {"type": "%s", "max-num-tokens": 2}}'
