@@ -149,7 +149,13 @@ def unfinished(campaign: Campaign) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
-@pytest.mark.parametrize(("command", "afresh"), [("run", "--fresh"), ("nightly", "--again")])
+@pytest.mark.parametrize(
+    ("command", "afresh"),
+    [
+        ("run", "--fresh"),
+        pytest.param("nightly", "--again", marks=pytest.mark.needs("plugins.nightly")),
+    ],
+)
 def test_commands_killed_at_a_hundred_moments(
     campaign: Campaign, command: str, afresh: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
