@@ -66,7 +66,7 @@ def test_llama_bench(name: str) -> None:
     assert prefill.workload.sampler["n_threads"] == 8
     assert prefill.device.soc == "SM8750"
     assert prefill.device.model is not None
-    assert prefill.device.model.endswith("RTX 4080, CUDA")  # what computed is the device
+    assert prefill.device.model.endswith("RTX 4080 (CUDA)")  # what computed is the device
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_means_of_llama_bench(name: str, speeds: tuple[float, ...]) -> None:
     assert run.provenance.toolchain_versions == {"llama.cpp": "Debian (11669)"}
     size, weights = run.container.size_bytes or 0, run.container.parameters or 0
     assert (size, weights) == pytest.approx((951552, 237888), rel=0.02)
-    assert run.device.model == ("CPU" if name.endswith("md") else "AMD EPYC, CPU")
+    assert run.device.model == ("CPU" if name.endswith("md") else "AMD EPYC (CPU)")
 
 
 ENCODINGS = {"UTF-8 with a mark": "utf-8-sig", "PowerShell": "utf-16"}
