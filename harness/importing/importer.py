@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from buildlib.entry_points import entry_names, load_entry
 from buildlib.validation import first_fault
 from harness.errors import HostFileError, WrongUseError
-from harness.importing import ai_hub
 from harness.importing.json_files import of_entries, read_genie_profile
 from harness.importing.records import FileFormat, ForeignRun, UnreadableError
 from harness.results import provenance, published
@@ -42,12 +41,6 @@ PUBLISHED = "qnnfarm"
 _FORMATS: Mapping[str, tuple[FileFormat, ...]] = MappingProxyType(
     {
         "genie": (FileFormat('"components"', of_entries(read_genie_profile)),),
-        "ai-hub": (
-            FileFormat('"execution_summary"', of_entries(ai_hub.read_profile)),
-            FileFormat(
-                "^ *performance_metrics:", of_entries(ai_hub.read_published, ai_hub.read_models)
-            ),
-        ),
     }
 )
 

@@ -36,7 +36,7 @@ OTHERS = pytest.mark.needs("plugins.other_runtimes")
 
 def need_reader_of(name: str) -> None:
     """Skip where the reader of a file is of a plugin that is not here."""
-    if not name.startswith(("ai-hub", "genie-", "perf")):
+    if not name.startswith("genie-"):
         needs("plugins.mllm" if name.startswith("mllm") else "plugins.other_runtimes")
 
 
@@ -565,6 +565,7 @@ def test_one_bad_file_makes_no_database(tmp_path: Path) -> None:
     assert not db.exists()
 
 
+@OTHERS
 def test_layers_that_fall_to_the_cpu_are_a_loss_and_its_cause(tmp_path: Path) -> None:
     """A setting that changes with the speed does not end the history."""
     profile = json.loads((FILES / "ai-hub-profile.json").read_text())

@@ -18,8 +18,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from harness.errors import ConfigFileError
-from harness.importing.json_files import canonical
-from harness.importing.records import Entries, ForeignRun, UnreadableError
+from harness.importing.json_files import canonical, of_entries
+from harness.importing.records import Entries, FileFormat, ForeignRun, UnreadableError
 from harness.runtimes.json_values import UNREADABLE, Entry, number
 from harness.yaml_files import MAX_BYTES, YamlFile
 
@@ -150,3 +150,9 @@ def _moment(timestamp: object) -> datetime | None:
     if timestamp is None or isinstance(timestamp, datetime):
         return timestamp
     return datetime.fromisoformat(str(timestamp))
+
+
+FORMATS = (
+    FileFormat('"execution_summary"', of_entries(read_profile)),
+    FileFormat("^ *performance_metrics:", of_entries(read_published, read_models)),
+)
