@@ -35,7 +35,7 @@ class LlamaBenchTest:
         speeds: tokens/s of each repetition; the mean alone where the format has no more.
         filename: of the model; None where the format has none.
         kind: of the model: `llama 1B Q4_0`; must be there if `filename` is not.
-        computed_by: processors, and backends in brackets: `SM8750 (CPU, HTP)`.
+        computed_by: processors, and backends in brackets: `SM8750 (CPU+HTP)`.
         build: commit and number of llama.cpp's build; empty where they are unknown.
         settings: all other scalars: `n_threads`, `n_gpu_layers`.
     """
@@ -89,7 +89,7 @@ class LlamaBenchTest:
 def _computed_by(entry: Entry) -> str:
     parts = (str(entry.get(key) or "").strip() for key in ("cpu_info", "gpu_info"))
     processors = ", ".join(filter(None, parts))
-    backends = ", ".join(str(entry.get("backends") or "").split(","))
+    backends = "+".join(str(entry.get("backends") or "").split(","))
     return f"{processors} ({backends})" if processors and backends else processors or backends
 
 
