@@ -77,6 +77,7 @@ def test_adapters_that_do_not_fit_are_refused_before_the_first_stage(
         builder.plan()
 
 
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_the_embedding_can_stay_on_the_host(
     one_layer: Path, tiny_text: str, build_cache: Path

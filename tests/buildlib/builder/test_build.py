@@ -111,6 +111,7 @@ def test_a_phones_binaries_without_shared_weights_are_those_of_the_emulator(
         assert phone.metadata.files[name] == emulator.metadata.files[name]
 
 
+@pytest.mark.variant
 def test_an_export_is_a_model_folder_itself(
     one_layer: Path, tiny_text: str, build_cache: Path, tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_cache_of_8_bits_that_loses_much_gets_16(outliers: CacheEntry, tmp_pat
     check_loss(tmp_path / "chosen", "mine", 0.03)
 
 
+@pytest.mark.variant
 def test_bits_that_hold_are_not_talked_about(tmp_path: Path) -> None:
     made, folder = entry(tmp_path / "float"), tmp_path / "done"
     AuthorModel(CheckpointSource(tiny_llama.folder(), TEXT), {}, SHAPE).run(made.folder)
