@@ -30,7 +30,7 @@ from harness.runtimes.container_model import container_of
 from harness.runtimes.registry import open_model
 from harness.workloads.base import UNRECORDED
 from harness.workloads.bench_prompt import bench_text
-from harness.workloads.reference import open_float, window_samples
+from harness.workloads.reference import float_config, open_float, window_samples
 from harness.workloads.session import Session
 from harness.workloads.verify import DEFAULT_WINDOWS, DeviceSide, answer, collect, float_side
 
@@ -143,14 +143,13 @@ def _container(
         sides.append(DeviceSide(name, opened, text, against.max_kl, against.reference_with).side)
     model = open_model(folder, names[0])
     windows = model.windows(text, most)
-    with _reference(model, against) as (reference, begin, vocab_size):
-        samples = window_samples(windows, begin, model.info.model)
-        yield from compare_sides(reference, sides, samples, vocab_size)
+    reference, begin, vocab_size = _reference(model, against)
+    samples = window_samples(windows, begin, model.info.model)
+    return compare_sides(reference, sides, samples, vocab_size)
 
 
-@contextmanager
-def _reference(model: Model, against: Against) -> "Iterator[tuple[ModelSide, Sequence[int], int]]":
-    """Yield what a container is compared with, the tokens before a text, and the vocabulary."""
+def _reference(model: Model, against: Against) -> "tuple[ModelSide, Sequence[int], int]":
+    """Return what a container is compared with, the tokens before a text, and the vocabulary."""
     from buildlib.numerics.evaluation import ModelSide
 
     reference = against.reference
@@ -159,14 +158,15 @@ def _reference(model: Model, against: Against) -> "Iterator[tuple[ModelSide, Seq
             f"name what {model.path} is compared with: --reference CHECKPOINT_DIR, or a container"
         )
     if is_container(Path(reference)):
+        if against.db is not None:
+            raise WrongUseError("--db keeps distances from float: --reference is a container")
         context = container_of(model).genie_config.dialog.context
         begin = (context.bos_token,) if context.bos_token >= 0 else ()
         name, opened = Path(reference).name, partial(emulated, Path(reference))
-        yield ModelSide(name, opened), begin, context.n_vocab
-        return
-    with open_float(reference, model.info, against.reference_with) as (loop, config):
-        side = float_side(lambda: nullcontext(loop), against.reference_with)
-        yield side, config.begin, config.vocab_size
+        return ModelSide(name, opened), begin, context.n_vocab
+    config = float_config(reference)
+    in_float = partial(open_float, reference, model.info, against.reference_with)
+    return float_side(in_float, against.reference_with), config.begin, config.vocab_size
 
 
 @contextmanager

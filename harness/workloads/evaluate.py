@@ -41,7 +41,7 @@ from harness.workloads.base import (
     summarize,
 )
 from harness.workloads.chat import Chat, ChatFields
-from harness.workloads.reference import engine_versions, open_float
+from harness.workloads.reference import engine_versions, float_config, open_float
 from harness.workloads.session import Session
 
 if TYPE_CHECKING:
@@ -299,7 +299,8 @@ def float_choices(
 
     from buildlib.numerics.evaluation import Sample, predict
 
-    with open_float(checkpoint, model, engine, folder) as (loop, config):
+    config = float_config(checkpoint, folder)
+    with open_float(checkpoint, model, engine, folder) as loop:
 
         def logits(window: StepWindow) -> "Logits":
             begin = tuple(config.begin) if window.bos else ()

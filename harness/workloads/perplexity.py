@@ -40,7 +40,12 @@ from harness.workloads.base import (
     require_passed,
     summarize,
 )
-from harness.workloads.reference import engine_versions, open_float, window_samples
+from harness.workloads.reference import (
+    engine_versions,
+    float_config,
+    open_float,
+    window_samples,
+)
 from harness.workloads.session import Session
 
 if TYPE_CHECKING:
@@ -256,5 +261,6 @@ def float_perplexity(
     """
     from buildlib.numerics.evaluation import text_perplexity
 
-    with open_float(checkpoint, info, engine, folder) as (model, config):
-        return text_perplexity(model, window_samples(windows, config.begin, info.model))
+    samples = window_samples(windows, float_config(checkpoint, folder).begin, info.model)
+    with open_float(checkpoint, info, engine, folder) as model:
+        return text_perplexity(model, samples)

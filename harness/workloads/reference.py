@@ -22,13 +22,21 @@ _AR = 64
 """Tokens a call of the model in float, where the device's has no graphs."""
 
 
+def float_config(checkpoint: str | os.PathLike[str], folder: Path | None = None) -> "DecoderConfig":
+    """Read the configuration of what `open_float` opens, and what its tokenizer adds to texts."""
+    from buildlib.builder.model_place import find_model
+    from buildlib.checkpoint.tokenizer import load_text_config
+
+    return load_text_config(find_model(checkpoint, folder).folder)
+
+
 @contextmanager
 def open_float(
     checkpoint: str | os.PathLike[str],
     info: ContainerInfo,
     engine: "ReferenceEngine",
     folder: Path | None = None,
-) -> "Iterator[tuple[TokenModel, DecoderConfig]]":
+) -> "Iterator[TokenModel]":
     """Open a model in float for a block, for texts as long as a container's context.
 
     Args:
@@ -40,18 +48,16 @@ def open_float(
     from buildlib.builder.model_place import find_model
     from buildlib.builder.sources import find_source
     from buildlib.builder.verification import float_loop
-    from buildlib.checkpoint.tokenizer import load_text_config
     from buildlib.numerics.transformers import TransformersModel
 
     place = find_model(checkpoint, folder)
-    config = load_text_config(place.folder)
     if engine == "transformers":
         with TransformersModel(place.folder) as reference:
-            yield reference, config
+            yield reference
         return
     shape = GraphShape(max(info.ars), info.cl) if info.ars else GraphShape(_AR, _AR + info.cl)
     with float_loop(find_source(place.path, None, calibrates=False), shape) as loop:
-        yield loop, config
+        yield loop
 
 
 def window_samples(

@@ -9,6 +9,7 @@ import hashlib
 import math
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -31,7 +32,12 @@ from harness.workloads.base import (
     summarize,
 )
 from harness.workloads.perplexity import read_text
-from harness.workloads.reference import engine_versions, open_float, window_samples
+from harness.workloads.reference import (
+    engine_versions,
+    float_config,
+    open_float,
+    window_samples,
+)
 from harness.workloads.session import Session
 
 if TYPE_CHECKING:
@@ -117,16 +123,14 @@ def compare_with_float(
     """
     from buildlib.numerics.evaluation import compare_sides
 
-    model = session.model
-    with open_float(reference, model.info, reference_with, session.options.folder) as (
-        loop,
-        config,
-    ):
-        samples = window_samples(model.windows(text, windows), config.begin, model.info.model)
-        opened = nullcontext((session, recording))
-        device = DeviceSide(model.runtime.name, opened, text, max_kl, reference_with)
-        float_model = float_side(lambda: nullcontext(loop), reference_with)
-        *_, row = compare_sides(float_model, [device.side], samples, config.vocab_size)
+    model, folder = session.model, session.options.folder
+    config = float_config(reference, folder)
+    samples = window_samples(model.windows(text, windows), config.begin, model.info.model)
+    opened = nullcontext((session, recording))
+    device = DeviceSide(model.runtime.name, opened, text, max_kl, reference_with)
+    in_float = partial(open_float, reference, model.info, reference_with, folder)
+    side = float_side(in_float, reference_with)
+    *_, row = compare_sides(side, [device.side], samples, config.vocab_size)
     values = row.found.metrics
     return WorkloadResult(row.found, values, summarize(values), device.run)
 
@@ -158,7 +162,7 @@ class DeviceSide:
         name: of the runtime.
         opened: the session, and where its run is recorded.
         text: that the samples are of.
-        reference_with: what its reference is computed by; None of another container.
+        reference_with: engine of the model in float, if runs are recorded.
         run: as stored, once it has ended.
     """
 
@@ -166,7 +170,7 @@ class DeviceSide:
     opened: AbstractContextManager[tuple[Session, Recording]]
     text: str = ""
     max_kl: float | None = None
-    reference_with: "ReferenceEngine | None" = None
+    reference_with: "ReferenceEngine" = "onnx"
     run: Run | None = None
 
     @property
@@ -209,9 +213,7 @@ class DeviceSide:
                 def keep(found: "Divergence") -> None:
                     if recorder is not None:
                         recorder.add_values(found.metrics)
-                        recorder.add_library_versions(
-                            engine_versions(self.reference_with or "onnx")
-                        )
+                        recorder.add_library_versions(engine_versions(self.reference_with))
                     if self.max_kl is not None:
                         check = _check(found, self.max_kl)
                         require_passed(check, recorder, session.device.serial)

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from harness.runtimes.deployed import DeployedRuntime
 from harness.runtimes.registry import open_model
 from harness.workloads.bench_prompt import bench_text
 from harness.workloads.generate import Generate
-from harness.workloads.reference import open_float, window_samples
+from harness.workloads.reference import float_config, open_float, window_samples
 from harness.workloads.verify import float_side
 from plugins.mllm.command_files import read_configs
 from plugins.mllm.compiler import check_compilable, compile_context, find_compiler
@@ -333,10 +332,10 @@ def compare_with_float(container: GenAIContainer, checkpoint: str | Path) -> "Di
     """Decode a text by the graphs on the emulator, beside a float model."""
     model = open_model(container.path, "graph")
     context = ModelSide("context", partial(emulated, container.path), calls=("decode",))
-    with open_float(checkpoint, model.info, "onnx") as (loop, config):
-        samples = window_samples(model.windows(bench_text(), 1), config.begin, model.info.model)
-        in_float = float_side(lambda: nullcontext(loop))
-        *_, row = compare_sides(in_float, [context], samples, config.vocab_size)
+    config = float_config(checkpoint)
+    samples = window_samples(model.windows(bench_text(), 1), config.begin, model.info.model)
+    in_float = float_side(partial(open_float, checkpoint, model.info, "onnx"))
+    *_, row = compare_sides(in_float, [context], samples, config.vocab_size)
     return row.found
 
 

@@ -220,6 +220,7 @@ TABLE: tuple[tuple[int, str, str], ...] = (
     (NO_ANSWER, "train draft . --text nothing --out entry", "something else than a draft head"),
     (NO_ANSWER, "train forecast nothing --text nothing --out out", "a file that ends in .safetens"),
     (NO_ANSWER, "verify nothing", ""),
+    (NO_ANSWER, f"verify {{tiny_bundle}} --reference {{tiny_bundle}} {DB}", "--db keeps distances"),
     (NO_ANSWER, "verify {tiny_bundle}", "--reference CHECKPOINT_DIR, or a container"),
     (NO_ANSWER, f"verify {MODEL} --reference x", "--reference is for containers"),
     (NO_ANSWER, "worker --db nothing.db", ""),
