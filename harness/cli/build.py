@@ -213,10 +213,11 @@ class ModelOptions:
         versions = None  # those of the wheel are looked up without loading anything
         if toolchain != ToolchainOptions():
             versions = dict(toolchain.open().versions())
-        texts = {"calibration": self.calibration, "options_file": self.options_file}
+        texts = (self.calibration, self.options_file)
         return {
             **{key: absolute(v) if isinstance(v, Path) else v for key, v in vars(self).items()},
-            **{key: None if path is None else read_text(path) for key, path in texts.items()},
+            "folder": absolute(Path()) if self.option else None,  # of relative paths in them
+            "texts": [None if path is None else read_text(path) for path in texts],
             "toolchain": versions,
         }
 

@@ -6,7 +6,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from harness.cli.arguments import ToolchainOptions
+from harness.cli.build import ModelOptions
 from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
 
@@ -55,6 +60,27 @@ def test_an_unchanged_build_looks_at_files_alone(
     mended = qnnfarm(*build, "--overwrite")
     assert mended.returncode == 0, mended.stderr
     assert json.loads(mended.stdout)[0]["sha256"] == built["sha256"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"options_file": Path("options.yaml")},
+        {"option": ["lora_config.lora_config_path=red"]},
+        {"lora": Path("red")},
+    ],
+)
+def test_equal_options_beside_other_files_are_another_build(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identities = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "options.yaml").write_text("lora_config: {lora_config_path: red}")
+        monkeypatch.chdir(tmp_path / name)
+        model = ModelOptions(tmp_path, ["SM8750"], tmp_path / "out", **given)
+        identities.append(model.identity(ToolchainOptions()))
+    assert identities[0] != identities[1]
 
 
 def test_a_dry_run_shows_what_a_change_builds_again(
