@@ -34,7 +34,7 @@ _QUICK = (
     "tests/test_architecture.py", "tests/test_docs.py", "tests/test_errors.py",
     "tests/test_needs.py", "tests/buildlib/encodings", "tests/buildlib/quantize/test_options.py",
     "tests/harness/deploy/test_eviction.py", "tests/harness/devices/test_spec.py",
-    "tests/harness/evaluation", "tests/harness/test_importing.py", "tests/harness/test_words.py",
+    "tests/harness/test_importing.py", "tests/harness/test_words.py",
 )  # fmt: skip
 _NO_EDITABLE = """
 import sys

@@ -335,9 +335,9 @@ _DECLARED = (
     _share("top1_agreement", "Same most probable token as float",
         "part of the decode steps whose most probable token is that of float; shown in %",
         Use.STEP | Use.BRIEF, decimals=2),
-    *_shares("accuracy", "Accuracy", "of a [task](evaluation.md): part of the questions whose "
-        "likeliest choice is right; shown in %, as the others of tasks", _BRIEF_TASK | Use.JUDGED,
-        by=", of two questions or more"),
+    *_shares("accuracy", "Accuracy", "of a [task](../plugins/evaluation/evaluation.md): "
+        "part of the questions whose likeliest choice is right; shown in %, as the others of tasks",
+        _BRIEF_TASK | Use.JUDGED, by=", of two questions or more"),
     *_shares("accuracy_norm", "Accuracy by byte", "part of the questions whose likeliest choice "
         "by byte is right", _BRIEF_TASK),
     _share("accuracy_float", "Accuracy, float on host",

@@ -10,7 +10,6 @@ from harness.workloads.base import Workload
 from harness.workloads.bench import Bench
 from harness.workloads.command import Command
 from harness.workloads.dialog import Dialog
-from harness.workloads.evaluate import Evaluate
 from harness.workloads.generate import Generate
 from harness.workloads.perplexity import Perplexity
 from harness.workloads.verify import Verify
@@ -31,7 +30,7 @@ def _read(value: object, ours: ValidatorFunctionWrapHandler) -> Any:  # noqa: AN
 
 
 AnyWorkload = Annotated[
-    Bench | Perplexity | Verify | Generate | Dialog | Evaluate | Command,
+    Bench | Perplexity | Verify | Generate | Dialog | Command,
     Field(discriminator="kind"),
     WrapValidator(_read),
     PlainSerializer(lambda workload: workload.model_dump(mode="json"), when_used="json"),

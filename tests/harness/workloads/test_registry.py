@@ -10,7 +10,6 @@ from harness.errors import WrongUseError
 from harness.workloads.bench import Bench
 from harness.workloads.command import Command
 from harness.workloads.dialog import Dialog
-from harness.workloads.evaluate import Evaluate
 from harness.workloads.generate import Generate
 from harness.workloads.perplexity import Perplexity
 from harness.workloads.registry import AnyWorkload, from_json, to_json
@@ -40,17 +39,6 @@ WORKLOADS: st.SearchStrategy[AnyWorkload] = st.one_of(
         max=BOUNDS,
         reference=st.just("model"),
         reference_with=st.none() | st.sampled_from(["onnx", "transformers"]),
-    ),
-    st.builds(
-        Evaluate,
-        task=TEXTS,
-        limit=st.none() | COUNTS,
-        few_shot=st.none() | TEXTS,
-        chat=st.just(True),
-        system=st.none() | TEXTS,
-        max_tokens=st.none() | COUNTS,
-        reference=st.none() | TEXTS,
-        min=st.none() | st.floats(0, 1),
     ),
     st.builds(
         Verify, text=TEXTS, reference=TEXTS, windows=COUNTS, max_kl=st.none() | st.floats(0, 9)

@@ -25,12 +25,12 @@ from harness.cli.groups import with_groups
 from harness.cli.measured import with_error
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import answers, print_json, print_remark, progress, visible
-from harness.evaluation.tasks import read_task, task_files
 from harness.results.metrics import METRICS
 from harness.runtimes.registry import open_model
 from harness.words import pluralize
-from harness.workloads.evaluate import Evaluate, Evaluation
 from harness.workloads.session import Session
+from plugins.evaluation.tasks import read_task, task_files
+from plugins.evaluation.workload import Evaluate, Evaluation
 
 
 @with_groups

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.evaluation.choices import EncodedQuestion, encode_question
-from harness.evaluation.scores import AnswerChecks, ChoiceScores, score_answers, score_choices
 from harness.runtimes.tokenizer import encode, load_tokenizer
+from plugins.evaluation.choices import EncodedQuestion, encode_question
+from plugins.evaluation.scores import AnswerChecks, ChoiceScores, score_answers, score_choices
 from suites.models import tiny_llama
 
 VOCABULARY = 7

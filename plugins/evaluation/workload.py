@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from harness.errors import PromptTooLongError, RuntimeOutputError, WrongUseError
-from harness.evaluation.choices import encode_question
-from harness.evaluation.scores import AnswerChecks, ChoiceScores, score_answers, score_choices
-from harness.evaluation.tasks import Choices, Instructed, Task, read_task
 from harness.results.records import ContainerInfo, JsonScalar, OutputCheck, WorkloadRecord
 from harness.results.run_recorder import RunRecorder
 from harness.runtimes.base import (
@@ -43,11 +40,14 @@ from harness.workloads.base import (
 from harness.workloads.chat import Chat, ChatFields
 from harness.workloads.reference import engine_versions, float_config, open_float
 from harness.workloads.session import Session
+from plugins.evaluation.choices import encode_question
+from plugins.evaluation.scores import AnswerChecks, ChoiceScores, score_answers, score_choices
+from plugins.evaluation.tasks import Choices, Instructed, Task, read_task
 
 if TYPE_CHECKING:
     from buildlib.numerics.divergence import Logits
     from buildlib.numerics.transformers import ReferenceEngine
-    from harness.evaluation.choices import EncodedQuestion
+    from plugins.evaluation.choices import EncodedQuestion
 
 DEFAULT_TOKENS = 256
 """Tokens of an answer that is checked for instructions."""
@@ -76,7 +76,7 @@ class Evaluate(Workload, ChatFields):
     """A task file: questions with choices, or prompts with instructions that can be checked.
 
     Attributes:
-        task: JSON lines; see `harness.evaluation.tasks`.
+        task: JSON lines; see `plugins.evaluation.tasks`.
         limit: only the first rows.
         few_shot: a task file; its questions and answers stand before each question.
         max_tokens: of each answer that is checked for instructions, 256 if not set.

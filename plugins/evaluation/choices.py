@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from harness.evaluation.scores import ChoiceScores
 from harness.runtimes.base import StepWindow
 from harness.runtimes.tokenizer import encode
+from plugins.evaluation.scores import ChoiceScores
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from buildlib.validation import first_fault
 from harness.errors import HostFileError
-from harness.evaluation.instructions import Instruction
+from plugins.evaluation.instructions import Instruction
 
 _MAX_BYTES = 256 << 20
 _LETTERS = string.ascii_uppercase

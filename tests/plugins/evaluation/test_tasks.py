@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import HostFileError
-from harness.evaluation.tasks import Choices, Instructed, Task, read_task, task_files
+from plugins.evaluation.tasks import Choices, Instructed, Task, read_task, task_files
 
 QUESTION = {"question": " 1 + 1? ", "choices": ["1", "2"], "answer": "B", "subject": "easy_sums"}
 CLOZE = {"context": "One and", "choices": ["two", "three"], "answer": 0}

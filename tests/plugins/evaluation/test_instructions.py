@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.evaluation.instructions import Instruction
+from plugins.evaluation.instructions import Instruction
 
 AT_LEAST, LESS = "at least", "less than"
 

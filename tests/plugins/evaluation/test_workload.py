@@ -9,15 +9,15 @@ import pytest
 
 from harness.devices.device import Device
 from harness.errors import OutputCheckError, WrongUseError
-from harness.evaluation.choices import encode_question
-from harness.evaluation.tasks import Choices, read_task
 from harness.results.store import ResultsStore
 from harness.runtimes.files import open_container
 from harness.runtimes.genie.runtime import GenieModel
 from harness.runtimes.tokenizer import load_tokenizer
 from harness.workloads.base import Recording
-from harness.workloads.evaluate import ITEMS, Evaluate
 from harness.workloads.session import Session
+from plugins.evaluation.choices import encode_question
+from plugins.evaluation.tasks import Choices, read_task
+from plugins.evaluation.workload import ITEMS, Evaluate
 from suites.models import tiny_llama
 from tools.tiny_llama.architecture import Architecture
 from tools.tiny_llama.numpy_model import load_weights, logits
@@ -91,15 +91,14 @@ def test_prompts_are_answered_and_checked(session: Session, tmp_path: Path) -> N
         Evaluate.of(task=str(path), few_shot=str(CLOZE)).run(session)
 
 
-def test_an_accuracy_below_its_bound_fails_the_run(
-    session: Session, store: ResultsStore, tmp_path: Path
-) -> None:
+def test_an_accuracy_below_its_bound_fails_the_run(session: Session, tmp_path: Path) -> None:
     row = {"context": "In the beginning", "choices": ["God", "xq zzq"], "answer": 1}
     path = tmp_path / "wrong.jsonl"
     path.write_text(json.dumps(row))
-    with pytest.raises(OutputCheckError, match="accuracy of wrong"):
-        Evaluate.of(task=str(path), min=0.5).run(session, Recording(lambda: store))
-    (run,) = store.list_runs()
+    with ResultsStore.open(tmp_path / "results.db") as store:
+        with pytest.raises(OutputCheckError, match="accuracy of wrong"):
+            Evaluate.of(task=str(path), min=0.5).run(session, Recording(lambda: store))
+        (run,) = store.list_runs()
     assert (run.status, run.check.outcome, run.values("accuracy")) == ("failed", "failed", (0.0,))
 
 

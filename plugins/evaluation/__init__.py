@@ -1,0 +1,1 @@
+"""Tasks that a model is scored on."""
