@@ -1,9 +1,9 @@
 """Change detection beside other methods: `python -m benchmarks.change_detection [--series N]`.
 
 Simulated histories of decode speed, judged each night with only the past known. Each history has
-40 to 200 nights without a change, and then ten nights (of a ramp 60) after a loss of 5 %. Noise of
-a session is 2 % in all; what each kind of series adds is in `KINDS`. A night has one, two or three
-sessions.
+40 to 200 nights without a change, and then ten nights (of a ramp 60) after a loss of 5 %, or of
+`--loss`. Noise of a session is 2 % in all; what each kind of series adds is in `KINDS`. A night has
+one, two or three sessions.
 
 A false alarm is a loss told before the step. A step counts as found if a loss is
 told on one of the first three nights at the new level, and as placed if the night told is off by at
@@ -146,8 +146,10 @@ class Score:
         return f"{false:>6} {found:>6} {late:>6} {placed:>6} {held:>6}"
 
 
-def simulate(random: np.random.Generator, kind: str, sessions: int) -> Series:
-    """Draw a series of a kind."""
+def simulate(
+    random: np.random.Generator, kind: str, sessions: int, step_size: float = STEP
+) -> Series:
+    """Draw a series of a kind; `STEPS` has kinds with a step of their own."""
 
     def has(part: str) -> bool:
         return kind in {part, "all of them"}
@@ -185,7 +187,7 @@ def simulate(random: np.random.Generator, kind: str, sessions: int) -> Series:
     logs, heat = _sessions(random, kind, logs)
     part = np.clip((np.arange(nights) - step + 1) / (RAMP if kind == "ramp" else 1), 0, 1)[:, None]
     part = part * (devices == 0) if kind == "one of three" else part
-    logs += math.log1p(STEPS.get(kind, STEP)) * part
+    logs += math.log1p(STEPS.get(kind, step_size)) * part
     if kind in UNITS:
         logs = np.log(np.rint(np.exp(logs)))
     kept = np.ones(nights, bool)
@@ -195,7 +197,7 @@ def simulate(random: np.random.Generator, kind: str, sessions: int) -> Series:
         kept[gap : gap + 5] = False
     return Series(
         logs[kept], devices[kept], offsets[kept], int(kept[:step].sum()), heat,
-        None if kind in STEPS else STEP, kind == "swapped phone",
+        None if kind in STEPS else step_size, kind == "swapped phone",
     )  # fmt: skip
 
 
@@ -262,17 +264,17 @@ def judge(series: Sequence[Series]) -> Score:
         _count_step(score, one, None if told is None else (told.found, told.night))
         if told is not None and one.loss is not None:
             score.sized += 1
-            score.held += _holds(one, told.night, judged)
+            score.held += _holds(one, one.loss, told.night, judged)
     return score
 
 
-def _holds(series: Series, night: int, judged: SeriesJudgement) -> bool:
-    """Return whether the interval that a report shows of the loss holds its true size."""
+def _holds(series: Series, loss: float, night: int, judged: SeriesJudgement) -> bool:
+    """Return whether the interval that a report shows of a loss holds its true size."""
     nights = series.logs.mean(axis=1)
     before = nights[max(night - LEVEL_NIGHTS, 0) : night].tolist()
     since = nights[night : night + LEVEL_NIGHTS].tolist()
     half = half_width(before, since, judged.wandering, judged.unit)
-    off = float(np.median(since) - np.median(before)) - math.log1p(STEP)
+    off = float(np.median(since) - np.median(before)) - math.log1p(loss)
     return half is not None and abs(off) <= half
 
 
@@ -405,6 +407,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=10)
     parser.add_argument("--peer-series", type=int, default=10, help="of each kind; 0: no peers")
     parser.add_argument("--sessions", type=int, choices=SESSIONS, help="of a night; default: each")
+    parser.add_argument("--loss", type=float, default=-STEP, help="at the step, as 0.03")
     chosen = parser.parse_args()
     print(f"{'sessions':8} {'kind or method':32} {HEADING}")
     began = time.process_time()
@@ -413,7 +416,7 @@ def main() -> None:
         shown: dict[str, list[Sequence[Series]]] = {name: [] for name in sums}
         for kind in KINDS:
             random = np.random.default_rng([chosen.seed, sessions, list(KINDS).index(kind)])
-            series = [simulate(random, kind, sessions) for _ in range(chosen.series)]
+            series = [simulate(random, kind, sessions, -chosen.loss) for _ in range(chosen.series)]
             group = kind if kind in APART else "independent"
             group = "correlated" if kind in WANDERING else group
             score = judge(series)
