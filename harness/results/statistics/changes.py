@@ -48,6 +48,8 @@ WINDOW = 12
 SMALLEST = 0.025
 """Smallest change that is looked for, as a part of the value."""
 
+_LEVEL = np.array([0])
+"""Place of the level among the states of a forecast; a device's offset is at its number + 1."""
 _SIZES = np.array([1, 1.4, 2, 2.8, 4, 6, 10, 16])
 """Sizes of changes that are looked for, in units of the smallest one."""
 _SIZES_OF_NOISE = np.array([0, 0, 0, 0, 0, 2, 4, 8])
@@ -667,8 +669,7 @@ class _Watch:
     ) -> None:
         """Tell a change that is none of the series' spells, or follow what may become one."""
         nights = int(statistic.argmax())
-        scope = self._scope(row, nights, is_loss=is_loss)
-        places = scope + 1 if len(scope) else np.array([0])
+        places = self._scope(row, nights, is_loss=is_loss)
         since = np.arange(night - nights, night + 1)
         away = self._deviations(row, since, self.forecast.state[row])
         away = away[self._is_of(row, since, places)]
@@ -676,7 +677,7 @@ class _Watch:
         least = int(self._least_nights(np.array([row]), np.array([size]))[0])
         if excess[least - 1 :].max() > 0 and not self._is_usual(row, night, nights + 1, size):
             self.spell.pop(row, None)
-            self._change(row, night - nights, night, scope, is_loss=is_loss)
+            self._change(row, night - nights, night, places, is_loss=is_loss)
         else:
             most = float(excess.max())
             self.spell[row] = max(self.spell.get(row, (-_NEVER, 0, 0.0)), (most, nights + 1, size))
@@ -789,7 +790,7 @@ class _Watch:
         return most
 
     def _scope(self, row: int, nights: int, *, is_loss: bool) -> Ints:
-        """Return the devices that a change is of; none for all.
+        """Return the places of the states that a change is of, as `_Doubt` has them.
 
         A device is left out if nights since are against the change there. One that alone has
         measured since, where several did before, says nothing of the others.
@@ -798,7 +799,7 @@ class _Watch:
             nights: before tonight, on which the change began.
         """
         if not self.several[row]:
-            return np.array([], np.int64)
+            return _LEVEL
         worth = self.alone_worth[row, : nights + 1].sum(0)
         measured = np.flatnonzero(worth)
         rows = np.full(len(measured), row)
@@ -811,11 +812,10 @@ class _Watch:
         apart = np.maximum(sums, 0).sum(0) - against
         size = int(apart.argmax())
         if apart[size] > sums.sum(0).max():
-            changed: Ints = measured[sums[:, size] > 0]
-            return changed
+            return measured[sums[:, size] > 0] + 1
         before = np.flatnonzero(self.alone_worth[row, nights + 1 :].sum(0))
         is_one = len(measured) == 1 and len(np.setdiff1d(before, measured)) > 0
-        return measured if is_one else measured[:0]
+        return measured + 1 if is_one else _LEVEL
 
     def _smallest_losses(self) -> Floats:
         """Find the smallest loss of each series that would be told in time.
@@ -863,14 +863,13 @@ class _Watch:
         least: Ints = np.where((sizes >= _SUDDEN) | no_noise, 2, 3)
         return least
 
-    def _change(self, row: int, began: int, night: int, scope: Ints, *, is_loss: bool) -> None:
+    def _change(self, row: int, began: int, night: int, places: Ints, *, is_loss: bool) -> None:
         """Keep a change, and go on from the new level, or the new offsets of its devices."""
         one = np.array([row])
         while self.next[row] < began:
             self._take_in(one)
         forecast = self.forecast
         state, covariance = forecast.state[row].copy(), forecast.covariance[row].copy()
-        places = scope + 1 if len(scope) else np.array([0])
         nights = np.arange(began, night + 1)
         away = self._deviations(row, nights, state)
         of_scope = self._is_of(row, nights, places)
@@ -889,7 +888,7 @@ class _Watch:
         self.doubts[row] = _Doubt(began, places, shift, state, covariance, night + 1 - began)
         numbers, names = self.table.nights[row], self.table.names[row]
         ratio = float(np.exp(self.signs[row] * shift))
-        devices = tuple(names[device] for device in scope)
+        devices = tuple(names[place - 1] for place in places if place)
         self.found[row].append(
             Change(numbers[began], numbers[night], ratio, is_loss, devices=devices)
         )
