@@ -19,6 +19,7 @@ html_show_copyright = False
 root_doc = "docs/index"
 include_patterns = ["*.md", "*/*.md", "plugins/*/*.md", "suites/models/*/*.md"]
 exclude_patterns = [".*", "build", "tests"]
-_plugins = (path.parent.name for path in Path(__file__).parents[1].glob("plugins/*/__init__.py"))
+_root = Path(__file__).parents[1]
+_folders = "|".join(path.name for path in (*_root.glob("*"), *_root.glob("plugins/*")))
 # A link to a plugin that was removed is none.
-nitpick_ignore_regex = [("myst", rf"(../)*plugins/(?!({'|'.join(_plugins)})/).*")]
+nitpick_ignore_regex = [("myst", rf"((../)*plugins|..)/(?!({_folders}|\.\.)/)\w+/[\w-]+\.md(#.*)?")]
