@@ -218,7 +218,7 @@ def test_a_dataset_and_a_metric_must_be_known(tmp_path: Path) -> None:
     ):
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text(f"evaluator_config: {{metrics: [{metric}]}}\ncache_dir: cache\n{GOOD}")
-        for command in ("run", "compare", "sensitivity"):
+        for command in ("run", "verify", "sensitivity"):
             done = qnnfarm("pipeline", command, recipe, cwd=tmp_path)
             assert done.returncode == 2
             assert re.search(told, done.stderr)
