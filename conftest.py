@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest_plugins = ["harness.pytest_plugin", "pytester", "tests.workers"]
+pytest_plugins = ["harness.pytest_plugin", "pytester"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

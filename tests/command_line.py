@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -40,15 +39,6 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.forked_commands"])
 
 Done = subprocess.CompletedProcess[str]
-
-
-def share_server() -> None:
-    """Start the process that is forked from, for this process and all that it forks."""
-    mask = os.umask(0o022)
-    forkserver.ensure_running()
-    os.umask(mask)
-    # A process that was forked could not ask whether the server, no child of its own, still runs.
-    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
 
 
 def qnnfarm(
@@ -208,7 +198,6 @@ def _run(
     os.environ.update(variables)
     time.tzset()  # a test may have a zone of its own
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()

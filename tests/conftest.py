@@ -1,6 +1,6 @@
 """Fixtures that several packages' tests share: a private adb server, virtual devices, a container.
 
-Each worker has its own server on its own port, with its own key, and its own state and
+Each xdist worker has its own server on its own port, with its own key, and its own state and
 cache folders, so that nothing of the user's is touched. They live as long as the test session.
 """
 
@@ -115,7 +115,10 @@ def pytest_make_collect_report(
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return how many workers `-n auto` starts: six keep two cores busy while tests wait."""
+    """Return how many workers `-n auto` starts: six keep two cores busy while tests wait.
+
+    Each more imports all tests, which takes eight to thirteen seconds of a core.
+    """
     return max(6, os.cpu_count() or 1)
 
 
@@ -294,14 +297,14 @@ def make_virtual_device(adb_server: AdbServer) -> Iterator[MakeDevice]:
 
 @pytest.fixture(scope="session")
 def build_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One stage cache for all workers: what one builds, the others find."""
+    """One stage cache for all xdist workers: what one builds, the others find."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     return shared / "build-cache"
 
 
 def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
-    """A folder that one of the workers fills and the others find filled."""
+    """A folder that one of the xdist workers fills and the others find filled."""
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             making = folder.with_name(f"{folder.name}.making")
