@@ -166,8 +166,9 @@ def test_a_prune_or_an_alert_that_the_server_ends_is_written_again(
         for run in runs:
             store.write_run(run)
             alert = schema.alerts.insert().values(
-                id=run.id, series="s", metric="ttft_s", name="", devices=[], state="open",
-                began_at=at, found_at=at, ratio=2.0, note="", created_at=at, changed_at=at,
+                id=run.id, series="s", metric="ttft_s", name="", devices=[], backfilled=False,
+                state="open", began_at=at, found_at=at, ratio=2.0, note="", created_at=at,
+                changed_at=at,
             )  # fmt: skip
             with store.database.writing() as connection:
                 connection.execute(alert)
