@@ -4,8 +4,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic.functional_serializers import PlainSerializer
+from pydantic_core import PydanticKnownError
 
-from buildlib.entry_points import load_entry
+from buildlib.entry_points import entry_names, load_entry
 from harness.workloads.base import Workload
 from harness.workloads.bench import Bench
 from harness.workloads.command import Command
@@ -15,6 +16,7 @@ from harness.workloads.perplexity import Perplexity
 from harness.workloads.verify import Verify
 
 DOOR = "workloads"
+_KINDS = frozenset({"bench", "perplexity", "verify", "generate", "dialog", "command"})
 
 
 def find_workload(kind: str) -> type[Workload] | None:
@@ -25,8 +27,14 @@ def find_workload(kind: str) -> type[Workload] | None:
 
 def _read(value: object, ours: ValidatorFunctionWrapHandler) -> Any:  # noqa: ANN401 - a workload
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-    plugin = find_workload(kind) if isinstance(kind, str) else None
-    return ours(value) if plugin is None else plugin.model_validate(value)
+    if not isinstance(kind, str) or kind in _KINDS:
+        return ours(value)
+    plugin = find_workload(kind)
+    if plugin is None:
+        kinds = ", ".join(map(repr, sorted({*_KINDS, *entry_names(DOOR)})))
+        context = {"discriminator": "kind", "tag": kind, "expected_tags": kinds}
+        raise PydanticKnownError("union_tag_invalid", context)
+    return plugin.model_validate(value)
 
 
 AnyWorkload = Annotated[

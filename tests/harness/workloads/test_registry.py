@@ -64,6 +64,12 @@ def test_invalid_workloads_are_refused(text: str) -> None:
         from_json(text)
 
 
+@pytest.mark.needs("plugins.encoders")
+def test_an_unknown_kind_is_told_with_all_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"'embde'.*'bench', .*'embed', .*'verify'"):
+        from_json('{"kind": "embde"}')
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "reason"),
     [
