@@ -109,7 +109,7 @@ class ExportReader(Protocol):
         ...
 
 
-def find_reader(path: Path) -> ExportReader:
+def find_export_reader(path: Path) -> ExportReader:
     """Return the reader that is installed.
 
     Raises:
@@ -171,7 +171,7 @@ class ImportModel(Pass):
                 return model
             return ArClConversion(self.shape).transform(model)
         try:
-            export = find_reader(self._path).read_export(
+            export = find_export_reader(self._path).read_export(
                 model, self.shape, keeps_fixed=self.fixed_keep_theirs, operations=self.operations
             )
         except Refusal as refusal:

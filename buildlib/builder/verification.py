@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buildlib.builder.build import Build, BuildOutputs, Sources
-from buildlib.builder.canonical import find_reader
+from buildlib.builder.canonical import find_export_reader
 from buildlib.builder.runner import OnStage
 from buildlib.builder.sources import CheckpointSource, ModelSource, OnnxSource, positions_of
 from buildlib.builder.stages.author import AuthorModel
@@ -194,7 +194,7 @@ def _earlier(
         exact, bound = SAME_FLOAT, SAME_MODEL
         exported = []
         if isinstance(source, OnnxSource) and source.canonical is None:
-            export, reader = source.model, find_reader(source.model)
+            export, reader = source.model, find_export_reader(source.model)
             if reader.is_coarse(load_model(export)):
                 exact = bound = SAME_HALF
             runner: Callable[[], PartRunner] = partial(reader.open_export, export, config, own)

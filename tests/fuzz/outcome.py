@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from buildlib.builder.build import BuildOutputs
-from buildlib.builder.canonical import find_reader
+from buildlib.builder.canonical import find_export_reader
 from buildlib.cache.layout import SIDECAR
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
@@ -211,7 +211,7 @@ def _model_fault(
     config = load_config(folder / "config.json")
     opener: Callable[[], PartRunner] = partial(OnnxRunner, own, n_threads=1, plain=True)
     if any(static_shape(value) is None for value in load_model(own).graph.inputs):
-        reader, own = find_reader(own), found["model"][SHAPE][0]
+        reader, own = find_export_reader(own), found["model"][SHAPE][0]
         opener = partial(reader.open_export, own, config, SHAPE)
     models = StageModels(
         config=config,
