@@ -7,6 +7,7 @@ from pydantic.functional_serializers import PlainSerializer
 from pydantic_core import PydanticKnownError
 
 from buildlib.entry_points import entry_names, load_entry
+from buildlib.errors import BuildError
 from harness.workloads.base import Workload
 from harness.workloads.bench import Bench
 from harness.workloads.command import Command
@@ -29,7 +30,10 @@ def _read(value: object, ours: ValidatorFunctionWrapHandler) -> Any:  # noqa: AN
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
     if not isinstance(kind, str) or kind in _KINDS:
         return ours(value)
-    plugin = find_workload(kind)
+    try:
+        plugin = find_workload(kind)
+    except BuildError as error:  # a workload that cannot be loaded here is none that can be read
+        raise ValueError(str(error)) from error
     if plugin is None:
         kinds = ", ".join(map(repr, sorted({*_KINDS, *entry_names(DOOR)})))
         context = {"discriminator": "kind", "tag": kind, "expected_tags": kinds}

@@ -1,11 +1,13 @@
 """Every workload goes to JSON and through pickle, and comes back as it was."""
 
 import pickle
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buildlib import entry_points
 from harness.errors import WrongUseError
 from harness.workloads.bench import Bench
 from harness.workloads.command import Command
@@ -68,6 +70,16 @@ def test_invalid_workloads_are_refused(text: str) -> None:
 def test_an_unknown_kind_is_told_with_all_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"'embde'.*'bench', .*'embed', .*'verify'"):
         from_json('{"kind": "embde"}')
+
+
+def test_a_kind_whose_plugin_is_broken_is_no_readable_workload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker of a lab would end with another error than that of a wrong job."""
+    broken = EntryPoint("nap", "tests.no_such_module:Nap", "qnnfarm.workloads")
+    monkeypatch.setattr(entry_points, "installed", lambda _door: EntryPoints([broken]))
+    with pytest.raises(ValueError, match=r"nap of qnnfarm\.workloads .*cannot be loaded"):
+        from_json('{"kind": "nap"}')
 
 
 @pytest.mark.parametrize(
