@@ -1,9 +1,10 @@
-"""Does everything else work without a plugin? `python -m tools.without NAME [--quick]` tries it.
+"""Does everything else work without a plugin? `python -m tools.without NAME... [--quick]` tries it.
 
 In a copy of what git tracks, it deletes `plugins/NAME`, its tests and its lines of
 `pyproject.toml`, imports every module, prints the help of every command, and runs `make check` and
 the tests; with `--quick` the linter, the import contracts, and tests that need neither a device nor
-a build. It ends with what skipped for want of the plugin. `all` takes each in turn.
+a build. It ends with what skipped for want of the plugin. Several names are deleted together, with
+`all` every plugin; `each` takes one after the other.
 """
 
 import argparse
@@ -48,24 +49,28 @@ def main(arguments: Sequence[str]) -> int:
     """Return 0 if all that was tried works, else 1."""
     names = sorted(path.parent.name for path in _ROOT.glob("plugins/*/__init__.py"))
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=["all", *names])
+    parser.add_argument("names", nargs="+", metavar="NAME", help=f"all, each, {', '.join(names)}")
     parser.add_argument("--quick", action="store_true", help="seconds to minutes, not the suite")
     given = parser.parse_args(arguments)
-    failed = [
-        name
-        for name in (names if given.name == "all" else [given.name])
-        if not _works_without(name, quick=given.quick)
-    ]
-    print(f"failed without {', '.join(failed)}" if failed else "everything else works")
+    if unknown := set(given.names) - {"all", "each", *names}:
+        parser.error(f"there is no plugin {', '.join(sorted(unknown))}")
+    turns = [[name] for name in names] if given.names == ["each"] else [given.names]
+    if given.names == ["all"]:
+        turns = [names]
+    failed = [turn for turn in turns if not _works_without(turn, quick=given.quick)]
+    texts = " and without ".join(", ".join(turn) for turn in failed)
+    print(f"failed without {texts}" if failed else "everything else works")
     return 1 if failed else 0
 
 
-def _works_without(name: str, *, quick: bool) -> bool:
-    with tempfile.TemporaryDirectory(prefix=f"without-{name}-") as folder:
+def _works_without(names: Sequence[str], *, quick: bool) -> bool:
+    with tempfile.TemporaryDirectory(prefix="without-") as folder:
         copy = Path(folder) / "checkout"
         copy.mkdir()
-        lines = _copy(copy, name)
-        print(f"without {name}: plugins/{name}, tests/plugins/{name}, and of pyproject.toml", lines)
+        lines = _copy(copy, names)
+        for name in names:
+            print(f"without {name}: plugins/{name}, tests/plugins/{name}, and of pyproject.toml")
+        print(lines)
         python, pytest = sys.executable, ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]
         steps = {
             "every import": [python, "-c", _IMPORTS.format(packages=_PACKAGES)],
@@ -79,10 +84,10 @@ def _works_without(name: str, *, quick: bool) -> bool:
         else:
             steps["make check"] = ["make", f"PYTHON={python}", "check"]
             steps["the tests"] = [python, *pytest]
-        return all(_succeeds(step, command, copy, name) for step, command in steps.items())
+        return all(_succeeds(step, command, copy, names) for step, command in steps.items())
 
 
-def _succeeds(step: str, command: Sequence[str], copy: Path, name: str) -> bool:
+def _succeeds(step: str, command: Sequence[str], copy: Path, names: Sequence[str]) -> bool:
     path = f"{copy}{os.pathsep}{copy.parent}"
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
@@ -93,29 +98,31 @@ def _succeeds(step: str, command: Sequence[str], copy: Path, name: str) -> bool:
     if done.returncode:
         print("\n".join(lines[-40:]))
     elif "pytest" in command:
-        skipped = [line for line in lines if f"plugins.{name}" in line]
+        skipped = [line for line in lines if re.search(rf"plugins\.({'|'.join(names)})\b", line)]
         print("\n".join(f"    {line}" for line in [*skipped, lines[-1]]))
     return not done.returncode
 
 
-def _copy(copy: Path, name: str) -> str:
-    """Copy what git tracks without a plugin; return its lines of `pyproject.toml`."""
+def _copy(copy: Path, names: Sequence[str]) -> str:
+    """Copy what git tracks without these plugins; return their lines of `pyproject.toml`."""
     tracked = subprocess.run(
         ["git", "ls-files", "-z"],  # noqa: S607 - of the user's path
         cwd=_ROOT, capture_output=True, text=True, check=True,
     ).stdout.split("\0")  # fmt: skip
+    gone = tuple(f"{folder}/{name}/" for folder in ("plugins", "tests/plugins") for name in names)
     for file in filter(None, tracked):
         source = _ROOT / file
-        if file.startswith((f"plugins/{name}/", f"tests/plugins/{name}/")) or not source.exists():
+        if file.startswith(gone) or not source.exists():
             continue
         (copy / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, copy / file, follow_symlinks=False)
     project = copy / "pyproject.toml"
+    theirs = re.compile(rf"plugins[./]({'|'.join(names)})\b")
     kept, lost = [], []
     for block in _blocks(project.read_text(encoding="utf-8")):
-        of_it = [line for line in block if re.search(rf"plugins[./]{name}\b", line)]
-        if f'source_modules = ["plugins.{name}"]' in of_it:  # a contract of its own
-            lost += of_it[:1]
+        of_it = [line for line in block if theirs.search(line)]
+        if own := [line for line in of_it if line.startswith("source_modules")]:
+            lost += own  # a contract about them alone
             continue
         lost += of_it
         kept += [line for line in block if line not in of_it]
