@@ -45,6 +45,7 @@ def test_a_few_mutations(tmp_path: Path) -> None:
     assert outcomes["built"]
 
 
+@pytest.mark.variant
 def test_a_worker_that_dies_or_hangs_is_told_by_its_case(tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"
