@@ -4,12 +4,10 @@ Format: https://quic.github.io/aimet-pages, encoding format specification 0.6.1.
 strings "True" and "False"; blocks do not exist.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic_core import to_json
 
 from buildlib.encodings.json_fields import (
     Json,
@@ -20,7 +18,6 @@ from buildlib.encodings.json_fields import (
     floats,
     integers,
     make_encoding,
-    optional,
     shown,
 )
 from buildlib.encodings.model import Encoding, Encodings
@@ -34,11 +31,7 @@ def read(data: Json) -> Encodings:
         tuple(_read_tensor(name, cells) for name, cells in field(data, group, dict).items())
         for group in _GROUPS
     )
-    return Encodings(
-        activation_encodings=activations,
-        param_encodings=params,
-        quantizer_args=optional(data, "quantizer_args", dict),
-    )
+    return Encodings(activation_encodings=activations, param_encodings=params)
 
 
 def _read_tensor(name: str, cells: object) -> Encoding:
@@ -100,38 +93,3 @@ def _check_limits(
         tolerance = 2.0 * scale + 1e-3 * np.abs(ends)
         if not (np.abs(stated_ends - ends) <= tolerance).all():
             raise MalformedError(f"its {key} is not what its scale and offset say")
-
-
-def write(encodings: Encodings) -> Iterator[bytes]:
-    """Yield a file in pieces, a tensor on each line."""
-    yield b'{"version": "0.6.1"'
-    for group in _GROUPS:
-        yield f',\n"{group}": {{'.encode()
-        for number, encoding in enumerate(getattr(encodings, group)):
-            yield b",\n" if number else b"\n"
-            yield to_json(encoding.name) + b": " + to_json(_cells(encoding))
-        yield b"\n}"
-    if encodings.quantizer_args is not None:
-        yield b',\n"quantizer_args": ' + to_json(encodings.quantizer_args)
-    yield b"}\n"
-
-
-def _cells(encoding: Encoding) -> list[Json]:
-    common: Json = {"bitwidth": encoding.bw, "dtype": encoding.dtype.lower()}
-    if encoding.dtype == "FLOAT":
-        return [common]
-    if encoding.block_size is not None:
-        reason = f"{shown(encoding.name)}: {encoding.enc_type} cannot be said in 0.6.1"
-        raise MalformedError(reason)
-    steps = (1 << encoding.bw) - 1
-    common["is_symmetric"] = str(encoding.is_sym)
-    return [
-        {
-            **common,
-            "max": scale * (offset + steps),
-            "min": scale * offset,
-            "offset": offset,
-            "scale": scale,
-        }
-        for scale, offset in zip(encoding.scale, encoding.offset, strict=True)
-    ]

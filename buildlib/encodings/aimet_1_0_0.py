@@ -19,7 +19,6 @@ from buildlib.encodings.json_fields import (
     flat,
     floats,
     integers,
-    lines,
     optional,
     read_entry,
     shown,
@@ -36,12 +35,7 @@ def read(data: Json) -> Encodings:
     activations, params = (
         tuple(read_entry(entry, _grid) for entry in field(data, group, list)) for group in _GROUPS
     )
-    return Encodings(
-        activation_encodings=activations,
-        param_encodings=params,
-        excluded_layers=tuple(map(str, optional(data, "excluded_layers", list) or ())),
-        quantizer_args=optional(data, "quantizer_args", dict),
-    )
+    return Encodings(activation_encodings=activations, param_encodings=params)
 
 
 def _grid(entry: Json) -> Json:
@@ -77,12 +71,9 @@ def write(encodings: Encodings) -> Iterator[bytes]:
     yield b'{"version": "1.0.0"'
     for group in _GROUPS:
         yield f',\n"{group}": ['.encode()
-        yield from lines(map(_entry, getattr(encodings, group)))
+        for number, encoding in enumerate(getattr(encodings, group)):
+            yield (b",\n" if number else b"\n") + to_json(_entry(encoding))
         yield b"\n]"
-    if encodings.excluded_layers:
-        yield b',\n"excluded_layers": ' + to_json(encodings.excluded_layers)
-    if encodings.quantizer_args is not None:
-        yield b',\n"quantizer_args": ' + to_json(encodings.quantizer_args)
     yield b"}\n"
 
 

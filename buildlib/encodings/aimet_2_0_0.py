@@ -1,12 +1,11 @@
 """AIMET's encodings format 2.0.0, after ONNX's QuantizeLinear: arrays in the shape of the weight.
 
-Format: https://quic.github.io/aimet-pages, encoding format specification 2.0.0 and, for reading,
-2.1.0, where LPBQ has an object {x, x_scale, axis} as its `y_scale`. `axis` is that
-of the channels, or with `block_size` that of the blocks; the channels' is then told by the shapes.
+Format: https://quic.github.io/aimet-pages, encoding format specification 2.0.0 and 2.1.0, where
+LPBQ has an object {x, x_scale, axis} as its `y_scale`. `axis` is that of the channels, or with
+`block_size` that of the blocks; the channels' is then told by the shapes.
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,15 @@ from buildlib.encodings.json_fields import (
     flat,
     floats,
     integers,
-    lines,
     optional,
     read_entry,
     shown,
     small_integers,
 )
-from buildlib.encodings.model import Encoding, Encodings
+from buildlib.encodings.model import Encodings
 
 _INTEGER = re.compile(r"(u?)int(2|4|8|16|32)")
 _FLOATS = {"float16": 16, "bfloat16": 16, "float32": 32}
-_WRITABLE_BITS = {2, 4, 8, 16, 32}
 
 
 def read(data: Json) -> Encodings:
@@ -132,80 +129,3 @@ def _by_channel(array: npt.NDArray[Any], channel_axis: int, block_axis: int) -> 
     if channel_axis < block_axis:
         return flat.reshape(n_channels, n_blocks)
     return np.ascontiguousarray(flat.reshape(n_blocks, n_channels).T)
-
-
-def write(encodings: Encodings) -> Iterator[bytes]:
-    """Yield a file in pieces, an encoding on each line; an unknown axis counts as 0."""
-    yield b'{"version": "2.0.0",\n"encodings": ['
-    yield from lines(map(_entry, encodings.by_name().values()))
-    yield b"\n]}\n"
-
-
-def _entry(encoding: Encoding) -> Json:
-    try:
-        return {"name": encoding.name} | _written(encoding)
-    except MalformedError as error:
-        raise MalformedError(f"{shown(encoding.name)}: {error}") from error
-
-
-def _written(encoding: Encoding) -> Json:
-    bits = encoding.stored_bits
-    if encoding.dtype == "FLOAT":
-        raise MalformedError(f"FLOAT of {bits} bits cannot be said in 2.0.0")
-    if bits not in _WRITABLE_BITS:
-        raise MalformedError(f"{bits} bits cannot be said in 2.0.0")
-    if encoding.enc_type == "LPBQ":
-        return _written_lpbq(encoding)
-    half = 1 << (bits - 1)
-    signed = encoding.is_sym and set(encoding.offset) == {-half}
-    scale = np.array(encoding.scale)
-    zero = -np.array(encoding.offset, np.int64) - (half if signed else 0)
-    entry: Json = {"output_dtype": f"{'' if signed else 'u'}int{bits}"}
-    if encoding.enc_type == "PER_TENSOR":
-        return entry | {"y_scale": encoding.scale[0], "y_zero_point": int(zero[0])}
-    if encoding.enc_type == "PER_CHANNEL":
-        return entry | {
-            "y_scale": encoding.scale,
-            "y_zero_point": zero.tolist(),
-            "axis": encoding.axis or 0,
-        }
-    if encoding.channels is None:
-        raise MalformedError("its blocks do not tell how many channels it has")
-    return entry | {
-        "y_scale": _nested(scale, encoding.channels, encoding),
-        "y_zero_point": _nested(zero, encoding.channels, encoding),
-        "axis": _block_axis(encoding),
-        "block_size": encoding.block_size,
-    }
-
-
-def _written_lpbq(encoding: Encoding) -> Json:
-    bits, n_channels = encoding.stored_bits, len(encoding.scale)
-    if encoding.bw != 2 * bits:
-        raise MalformedError(f"{bits} bits compressed from {encoding.bw} cannot be said in 2.0.0")
-    blocks = np.frombuffer(encoding.per_block_int_scale, np.uint8)
-    return {
-        "output_dtype": f"int{bits}",
-        "per_block_int_scale": _nested(blocks, n_channels, encoding),
-        "per_channel_float_scale": _nested(np.array(encoding.scale), n_channels, encoding),
-        "axis": _block_axis(encoding),
-        "block_size": encoding.block_size,
-    }
-
-
-def _block_axis(encoding: Encoding) -> int:
-    if encoding.block_axis is not None:
-        return encoding.block_axis
-    return 0 if encoding.axis == 1 else 1
-
-
-def _nested(values: npt.NDArray[Any], n_channels: int, encoding: Encoding) -> list[Any]:
-    """Return [channels, blocks] in the layout of a weight with as few axes as possible."""
-    array = values.reshape(n_channels, -1)
-    block_axis = _block_axis(encoding)
-    channel_axis = encoding.axis if encoding.axis is not None else 1 - min(block_axis, 1)
-    shape = [1] * (max(channel_axis, block_axis) + 1)
-    shape[channel_axis], shape[block_axis] = array.shape
-    weight_order = array if channel_axis < block_axis else array.T
-    nested: list[Any] = weight_order.reshape(shape).tolist()
-    return nested

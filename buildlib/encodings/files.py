@@ -1,8 +1,7 @@
-"""Encodings files: load and save any known format, with one-line errors for broken files."""
+"""Encodings files: load any known format and save one, with one-line errors for broken files."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,27 +18,14 @@ from buildlib.validation import first_fault
 _MAX_FILE_BYTES = 1 << 30
 
 
-@dataclass(frozen=True)
-class AimetFormat:
-    """One of AIMET's formats.
-
-    Attributes:
-        read: makes encodings of the parsed file; raises `MalformedError` or `ValidationError`.
-        write: the file in pieces; None if the format is only read. Raises `MalformedError`.
-    """
-
-    read: Callable[[Json], Encodings]
-    write: Callable[[Encodings], Iterator[bytes]] | None
-
-
-FORMATS: Mapping[str, AimetFormat] = {
-    "0.5.0": AimetFormat(aimet_0_6_1.read, None),
-    "0.6.1": AimetFormat(aimet_0_6_1.read, aimet_0_6_1.write),
-    "1.0.0": AimetFormat(aimet_1_0_0.read, aimet_1_0_0.write),
-    "2.0.0": AimetFormat(aimet_2_0_0.read, aimet_2_0_0.write),
-    "2.1.0": AimetFormat(aimet_2_0_0.read, None),
+_READERS: Mapping[str, Callable[[Json], Encodings]] = {
+    "0.5.0": aimet_0_6_1.read,
+    "0.6.1": aimet_0_6_1.read,
+    "1.0.0": aimet_1_0_0.read,
+    "2.0.0": aimet_2_0_0.read,
+    "2.1.0": aimet_2_0_0.read,
 }
-"""All formats, by their version."""
+"""Of AIMET's formats by their version; they raise `MalformedError` or `ValidationError`."""
 
 
 def load_encodings(path: Path) -> Encodings:
@@ -51,32 +37,20 @@ def load_encodings(path: Path) -> Encodings:
     """
     data = _parse(path)
     version = data.get("version") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or not isinstance(version, str) or version not in FORMATS:
-        reason = f"its version is {shown(version)}; known are {', '.join(FORMATS)}"
+    if not isinstance(data, dict) or not isinstance(version, str) or version not in _READERS:
+        reason = f"its version is {shown(version)}; known are {', '.join(_READERS)}"
         raise EncodingsError(str(path), reason)
     try:
-        return FORMATS[version].read(data)
+        return _READERS[version](data)
     except MalformedError as error:
         raise EncodingsError(str(path), str(error)) from error
     except ValidationError as error:
         raise EncodingsError(str(path), one_line(str(first_fault(error)))) from error
 
 
-def save_encodings(encodings: Encodings, path: Path, version: str = "1.0.0") -> Path:
-    """Write an encodings file; the same encodings give the same bytes.
-
-    Raises:
-        EncodingsError: the format has no place for one of them.
-    """
-    writers = {name: form.write for name, form in FORMATS.items() if form.write is not None}
-    if version not in writers:
-        reason = f"version {shown(version)} cannot be written; {', '.join(writers)} can"
-        raise EncodingsError(str(path), reason)
-    try:
-        data = b"".join(writers[version](encodings))
-    except MalformedError as error:
-        raise EncodingsError(str(path), str(error)) from error
-    atomic_write_bytes(path, data)
+def save_encodings(encodings: Encodings, path: Path) -> Path:
+    """Write an encodings file of format 1.0.0; the same encodings give the same bytes."""
+    atomic_write_bytes(path, b"".join(aimet_1_0_0.write(encodings)))
     return path
 
 

@@ -3,13 +3,12 @@
 Arrays are checked as arrays, so a million scales cost no more than reading them.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
-from pydantic_core import to_json
 
 from buildlib.encodings.model import Encoding
 from buildlib.validation import first_fault
@@ -94,12 +93,6 @@ def _numbers(entry: Json, key: str) -> npt.NDArray[Any]:
     if array.size == 0:
         raise MalformedError(f"{key} is empty")
     return array
-
-
-def lines(values: Iterable[Any]) -> Iterator[bytes]:
-    """Yield the values of a JSON array, each on a line of its own."""
-    for number, value in enumerate(values):
-        yield (b",\n" if number else b"\n") + to_json(value)
 
 
 def read_entry(entry: object, grid: Callable[[Json], Json]) -> Encoding:

@@ -133,8 +133,6 @@ class Encodings(BaseModel):
 
     activation_encodings: tuple[InstanceOf[Encoding], ...] = ()
     param_encodings: tuple[InstanceOf[Encoding], ...] = ()
-    excluded_layers: tuple[str, ...] = ()
-    quantizer_args: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _unique(self) -> "Encodings":
