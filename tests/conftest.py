@@ -185,8 +185,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def plain_process() -> Iterator[None]:
     """Tests and their children start alike under any terminal, shell and umask.
 
-    `nohup` and `&` ignore signals, which children would inherit.
+    `nohup` and `&` ignore signals, which children would inherit. A run that is terminated ends its
+    servers and devices as one that is interrupted does.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
