@@ -261,7 +261,7 @@ def test_a_claim_that_was_overtaken_ends_nothing_of_the_greater_one(
     wait_for(at.exists)
     greater = subprocess.Popen(device.command("fence.sh", device.work_root, "claim", "19", HOLDER))
     with contextlib.suppress(subprocess.TimeoutExpired):  # it may wait for the other one
-        greater.wait(timeout=3)
+        greater.wait(timeout=0.5)
     if greater.returncode is None:
         go.touch()
     assert greater.wait(timeout=200) == 0
