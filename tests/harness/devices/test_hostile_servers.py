@@ -112,7 +112,7 @@ def test_an_ssh_banner_without_end_is_refused_in_time(
         f"Host board\n HostName 127.0.0.1\n Port {address.port}\n UserKnownHostsFile {known}\n"
     )
     with pytest.raises((HostUnreachableError, DeadlineExceeded)):
-        connect(resolve_host("board", config), Deadline(2), None)
+        connect(resolve_host("board", config), Deadline(0.5), None)
 
 
 def test_a_serial_that_nobody_can_ask_for_hides_no_other_device() -> None:

@@ -93,7 +93,7 @@ def test_one_that_hangs_does_not_hang_the_others(ssh_board: SshServer, tmp_path:
         config.write_text(
             ssh_board.config.read_text()
             + f"Host hung\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}\n"
-            "  ConnectTimeout 2\n"
+            "  ConnectTimeout 1\n"
         )
         try:
             with Devices(ssh_config=config) as devices:

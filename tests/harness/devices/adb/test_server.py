@@ -80,29 +80,20 @@ def test_a_running_server_is_used_as_it_is(adb_server: AdbServer) -> None:
     assert resolve_server() == again
 
 
+@pytest.mark.parametrize(
+    ("bus", "own", "told"), [("none", None, ["0"]), ("", None, []), ("none", "1", ["1"])]
+)
 def test_libusb_looks_for_no_devices_where_there_is_no_bus(
-    free_adb_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bus: str, own: str | None, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server would wait three seconds for it; who sets the variable decides."""
-    spawn, spawned = module._spawn_detached, []
-
-    def spy(command: list[str], log_path: Path) -> int:
-        spawned.append(spawn(command, log_path))
-        return spawned[-1]
-
-    def told(bus: Path) -> str:
-        monkeypatch.setattr(module, "_USB_BUS", bus)
-        ensure_server(at)
-        variables = Path(f"/proc/{spawned[-1]}/environ").read_text().split("\0")
-        kill_server(at)
-        return next((one for one in variables if one.startswith("ADB_LIBUSB=")), "")
-
-    at = ServerAddress("127.0.0.1", free_adb_port)
-    monkeypatch.setattr(module, "_spawn_detached", spy)
-    assert told(tmp_path / "none") == "ADB_LIBUSB=0"
-    assert told(tmp_path) == ""
-    monkeypatch.setenv("ADB_LIBUSB", "1")
-    assert told(tmp_path / "none") == "ADB_LIBUSB=1"
+    monkeypatch.setattr(module, "_USB_BUS", tmp_path / bus)
+    if own is not None:
+        monkeypatch.setenv("ADB_LIBUSB", own)
+    os.waitpid(module._spawn_detached(["env"], tmp_path / "log"), 0)
+    lines = (tmp_path / "log").read_text().splitlines()
+    variables = dict(line.partition("=")[::2] for line in lines)
+    assert [value for name, value in variables.items() if name == "ADB_LIBUSB"] == told
 
 
 def test_a_server_of_another_version_is_left_alone() -> None:
