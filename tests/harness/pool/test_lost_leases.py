@@ -71,10 +71,8 @@ def _stream(device: LeasedDevice, script: str) -> object:
 @pytest.mark.parametrize(
     ("run", "script"),
     [
-        (_shell, "sleep 50"),
         (_shell, "sleep 50; exit 3"),
         (_unchecked, "sleep 50 & wait; true"),
-        (_unchecked, "sleep 50; exit 3"),
         (_stream, "sleep 50"),
     ],
 )
@@ -125,7 +123,7 @@ def test_two_ledgers_wait_for_each_other(open_pool: OpenPool) -> None:
     with one.acquire(ANY, timeout_s=_PATIENCE_S, purpose="first") as lease:
         device = lease.device
         with pytest.raises(LeaseTimeoutError):
-            two.acquire(ANY, timeout_s=1)
+            two.acquire(ANY, timeout_s=0.3)
         assert held_elsewhere(two, device)
         assert two.members()[0].failures == ()
         assert device.shell("echo here").stdout == "here\n"
@@ -154,7 +152,7 @@ def test_a_person_takes_a_device_from_another_ledger_whose_holder_learns_of_it(
         lease.release()
         assert other.device.shell("echo mine").stdout == "mine\n"
         with pytest.raises(LeaseTimeoutError):
-            one.acquire(ANY, timeout_s=1)
+            one.acquire(ANY, timeout_s=0.3)
         assert held_elsewhere(one, device)
     lost = [event.text for event in one.history(device.member) if event.what == "lost its lease"]
     assert len(lost) == 1
@@ -184,7 +182,7 @@ def test_a_killed_holder_of_another_ledger_on_this_host_is_gone_at_once(
         assert holder.stdout.readline() == "holds\n"
         pool = open_pool("one")
         with pytest.raises(LeaseTimeoutError):
-            pool.acquire(ANY, timeout_s=1)
+            pool.acquire(ANY, timeout_s=0.3)
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         with pool.acquire(ANY, timeout_s=_PATIENCE_S) as lease:

@@ -37,7 +37,10 @@ class _Late(Opener):
         super().close()
 
 
-def test_slow_devices_are_reported(adb_environment: Path, tmp_path: Path) -> None:
+def test_slow_devices_are_reported(
+    adb_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.pool.opener._SLOW_S", 0.1)
     late, member = _Late(), Member("slow", DeviceSpec("local", ""))
     with Pool(
         [member], PoolConfig(), late, ledger=tmp_path / "p.db", on_progress=late.tell

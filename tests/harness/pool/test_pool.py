@@ -250,14 +250,6 @@ def test_a_late_holder_is_refused_by_the_device(open_pool: OpenPool, tmp_path: P
         assert lease.device.boot_id() == boot
 
 
-def test_a_holder_reboots_the_device_and_goes_on(open_pool: OpenPool) -> None:
-    with open_pool(count=1).acquire(ANY, timeout_s=60) as lease:
-        before = lease.device.boot_id()
-        lease.device.reboot(timeout_s=200)
-        assert lease.device.boot_id() != before
-        assert lease.device.shell("echo here").stdout == "here\n"
-
-
 _HOLDER = """
 import sys
 from harness.errors import LeaseLostError
@@ -433,37 +425,28 @@ def test_errors_of_the_holder_do_not_count(open_pool: OpenPool) -> None:
     assert (states(pool), pool.members()[0].failures) == (["ready"], ())
 
 
-def test_a_timeout_names_the_command_and_leaves_no_process(open_pool: OpenPool) -> None:
-    pool = open_pool(count=1)
-    with pool.acquire(ANY, timeout_s=60) as lease:
-        with pytest.raises(DeviceTimeoutError) as caught:
-            lease.device.shell("echo begun; setsid sleep 71", timeout_s=1)
-        assert caught.value.action == "`echo begun; setsid sleep 71`"
-        device, mark = lease.device.unleased, f"{lease.device.fence.id}."
-    assert count_marked(device, mark) == 0
-    assert states(pool) == ["ready"]
-
-
-def test_a_script_that_hangs_does_not_count_against_devices_that_answer(
+def test_a_script_that_hangs_is_ended_and_does_not_count_against_a_device_that_answers(
     open_pool: OpenPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.pool.lease._PROBE_S", 300.0)  # however slow the machine is
-    pool = open_pool()
-    for _ in range(6):
+    pool = open_pool(count=1)
+    for _ in range(4):
         with pytest.raises(DeviceTimeoutError), pool.acquire(ANY, timeout_s=60) as lease:
-            lease.device.shell("sleep 73", timeout_s=0.5)
-    assert [(m.state, m.failures) for m in pool.members()] == [(MemberState.READY, ())] * 2
-    told = [e for m in pool.members() for e in pool.history(m.name)]
-    judged = [e.text for e in told if e.what == "not counted: DeviceTimeoutError"]
-    assert len(judged) == 6
-    assert all("`sleep 73` took longer" in text for text in judged)
-    assert all("; the device answered a probe within" in text for text in judged)
+            lease.device.shell("setsid sleep 73", timeout_s=0.5)
+    assert count_marked(lease.device.unleased, f"{lease.device.fence.id}.") == 0
+    (member,) = pool.members()
+    assert (member.state, member.failures) == (MemberState.READY, ())
+    told = [e.text for e in pool.history(member.name) if e.what.startswith("not counted: ")]
+    assert len(told) == 4
+    assert all("`setsid sleep 73` took longer" in text for text in told)
+    assert all("; the device answered a probe within" in text for text in told)
 
 
 def test_a_device_that_hangs_counts(
     open_pool: OpenPool, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.pool.lease._PROBE_S", 0.5)
+    monkeypatch.setattr("harness.pool.lease._ASK_S", 0.2)
     monkeypatch.setattr("harness.devices.device._KILL_TIMEOUT_S", 0.2)
     pool = open_pool(count=1)
     with pool.acquire(ANY, timeout_s=60) as lease:
@@ -497,7 +480,7 @@ def test_errors_name_our_own_actions_on_a_device(open_pool: OpenPool) -> None:
     device.shell(f"mv {root}/fence {root}/kept; echo >{root}/fence")
     try:
         with pytest.raises(LeaseTimeoutError):
-            pool.acquire(ANY, timeout_s=2)
+            pool.acquire(ANY, timeout_s=0.5)
         told = [e.text for e in pool.history(pool.members()[0].name)]
     finally:
         device.shell(f"rm -f {root}/fence; mv {root}/kept {root}/fence")
@@ -522,7 +505,10 @@ def test_failures_name_a_device_by_its_name_in_the_pool(
     assert key.removeprefix("hardware:") in told
 
 
-def test_quarantine_ends_with_a_probation_run(open_pool: OpenPool) -> None:
+def test_quarantine_ends_with_a_probation_run(
+    open_pool: OpenPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.pool.upkeep._BYTES", 100_000)
     pool = open_pool("quarantine: {backoff_s: 1000}", count=1)
     for _ in range(3):
         with pool.acquire(ANY, timeout_s=60) as lease:
