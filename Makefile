@@ -58,7 +58,7 @@ variants:
 options:
 	$(PYTHON) -m pytest -n 0 -m slow tests/buildlib/test_every_option.py
 
-# SSD and Eaglet against plain decoding, over prompts, turns and adapters, and the rows that Genie keeps of both; half an hour.
+# SSD and Eaglet against plain decoding, over prompts, turns and adapters; half an hour.
 speculation:
 	$(PYTHON) -m pytest -n 0 -m slow tests/suites/test_speculation.py tests/harness/runtimes/genie/test_speculation.py tests/harness/cli/test_build.py tests/harness/cli/test_perplexity.py
 

@@ -26,10 +26,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 from buildlib.builder.build import Build, BuildOutputs
-from buildlib.builder.genie_check import CHECKED, check_genie, make_dialog
-from buildlib.container.container import GenAIContainer
-from buildlib.container.genie_decoding import Spd
-from buildlib.container.writer import ContainerFile
+from buildlib.builder.genie_check import CHECKED, check_genie
 from buildlib.genai import GenAIBuilderFactory
 from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer
@@ -51,7 +48,6 @@ from tests.buildlib.conftest import (
 )
 from tests.postgresql_server import PostgresqlServer, make_cluster, running_postgresql_server
 from tests.private_adb import free_port, private_environment
-from tests.repackaged import repackage
 from tests.system import VIRTUAL, is_here, needs
 from tests.waiting import IN_VAIN, PATIENCE_VARIABLE, patience_s
 
@@ -351,29 +347,6 @@ def genie_checks(build_cache: Path) -> Path:
         for kind in CHECKED:
             check_genie(kind, build_cache)
     return build_cache
-
-
-@pytest.fixture(scope="session")
-def checked_dialogs(
-    genie_checks: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, GenAIContainer]:
-    """Dialogs of the check of a Genie: `spd` and `lade`, wrong with Genie 1.21, and a `right` one.
-
-    The latter drafts with the target itself, so nothing is rejected.
-    """
-    folder = tmp_path_factory.mktemp("dialogs")
-    containers: dict[str, GenAIContainer] = {}
-    for kind in CHECKED:
-        (folder / kind).mkdir()
-        files, config = make_dialog(kind, folder / kind, genie_checks)
-        plain = GenAIContainer.load(files)
-        draft = {f"draft/{path.name}": path for path in files.glob("draft/*")}
-        extras = {name: ContainerFile(path, "binary") for name, path in draft.items()}
-        containers[kind] = repackage(plain, config, folder / kind / "wrong", extras)
-    engine = plain.genie_config.dialog.target_engine
-    alone = plain.genie_config.with_type("spd", draft=engine, spd=Spd(draft_len=3))
-    containers["right"] = repackage(plain, alone, folder / "right")
-    return containers
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,6 @@ from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
 from tests.builders import builder_for
 from tests.suites.user_pytest import run_pytest
-from tools.kv_trace import find_commits, trace_dialog
 
 MODEL = tiny_llama.folder()
 SSD = SsdBuilderConfig(ssd_tensor_file=MODEL / "ssd" / "ssd_tensor.safetensors")
@@ -58,11 +57,6 @@ def run_suite(
     """Build a container that speculates, and run its suite; return what pytest printed."""
     container = build(how, cache, model)
     assert container.genie_config.dialog.type != "basic"
-    config = container.genie_config.with_dialog(max_num_tokens=12)
-    _, calls = trace_dialog(container.path, config, "And God said")
-    commits = list(find_commits(calls, config))
-    assert len(commits) > 2
-    assert all(one.is_sound for one in commits)
     compared = container.metadata.speculation
     assert compared is not None
     assert (compared.differing, compared.prompts, compared.tokens) == (0, 3, 24)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.genie_check import CHECKED, make_dialog
 from buildlib.container.container import GenAIContainer
-from buildlib.container.genie_decoding import Eaglet
+from buildlib.container.genie_decoding import Eaglet, Spd
+from buildlib.container.writer import ContainerFile
 from harness.devices.device import Device
 from harness.errors import WrongUseError
 from harness.runtimes.base import Conversation, ConversationRequest, Converses
@@ -16,10 +18,34 @@ from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.genie.runtime import GenieModel, GenieRuntime
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session
+from tests.repackaged import repackage
 
 TEXT = "".join(chr(0x100 + token) for token in (5, 6, 7, 8, 9))
 COMPARED = 2 * 3
 """Queries: both dialogs answer three prompts."""
+
+
+@pytest.fixture(scope="module")
+def checked_dialogs(
+    genie_checks: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, GenAIContainer]:
+    """Dialogs of the check of a Genie: `spd` and `lade`, wrong with Genie 1.21, and a `right` one.
+
+    The latter drafts with the target itself, so nothing is rejected.
+    """
+    folder = tmp_path_factory.mktemp("dialogs")
+    containers: dict[str, GenAIContainer] = {}
+    for kind in CHECKED:
+        (folder / kind).mkdir()
+        files, config = make_dialog(kind, folder / kind, genie_checks)
+        plain = GenAIContainer.load(files)
+        draft = {f"draft/{path.name}": path for path in files.glob("draft/*")}
+        extras = {name: ContainerFile(path, "binary") for name, path in draft.items()}
+        containers[kind] = repackage(plain, config, folder / kind / "wrong", extras)
+    engine = plain.genie_config.dialog.target_engine
+    alone = plain.genie_config.with_type("spd", draft=engine, spd=Spd(draft_len=3))
+    containers["right"] = repackage(plain, alone, folder / "right")
+    return containers
 
 
 @contextmanager
@@ -74,11 +100,10 @@ def test_what_says_something_else_is_refused(
 
 
 def test_a_later_turn_with_a_draft_head_is_refused(
-    virtual_device: Device, checked_dialogs: dict[str, GenAIContainer], tmp_path: Path
+    virtual_device: Device, dialog_container: GenAIContainer, tmp_path: Path
 ) -> None:
     """Genie 1.21 keeps fewer columns of its prompt than it has, as a trace of two queries shows."""
-    container = checked_dialogs["right"]
-    plain = container.genie_config.as_basic()
+    plain = dialog_container.genie_config
     engine = plain.dialog.target_engine
     block = Eaglet(
         eaglet_version=2, draft_len=3, n_branches=2, max_tokens_target_can_evaluate=16,
@@ -88,7 +113,7 @@ def test_a_later_turn_with_a_draft_head_is_refused(
     (tmp_path / "eaglet.json").write_text(config.to_json())
     settings = DialogSettings(genie_config=str(tmp_path / "eaglet.json"))
     whole, last = Conversation((TEXT, TEXT)), Conversation((TEXT,))
-    with Session(virtual_device, GenieModel(container)) as session:
+    with Session(virtual_device, GenieModel(dialog_container)) as session:
         for request in (
             ConversationRequest((whole,), 4, settings=settings),
             ConversationRequest((last,), 4, settings=settings, restore=tmp_path),
