@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from tools.commands import BUILDER, builder
 
 _ROOT = Path(__file__).parents[1]
@@ -27,21 +25,21 @@ _CLAUSE = re.compile(
 """A docstring that begins with a clause, where its first line is a noun phrase or an imperative."""
 
 
-@pytest.mark.parametrize("path", _DOCUMENTS, ids=lambda path: path.name)
-def test_every_file_that_a_document_names_exists(path: Path) -> None:
+def test_every_file_that_a_document_names_exists() -> None:
     named = {
-        name
+        f"{path.name}: {name}": _ROOT / name
+        for path in _DOCUMENTS
         for name in _FILE.findall(path.read_text(encoding="utf-8"))
         if not (found := _OF_PLUGIN.match(name)) or (_ROOT / found[1]).exists()
     }
-    assert sorted(name for name in named if not (_ROOT / name).exists()) == []
+    assert sorted(name for name, path in named.items() if not path.exists()) == []
 
 
-@pytest.mark.parametrize("path", _DOCUMENTS, ids=lambda path: path.name)
-def test_prose_is_wrapped(path: Path) -> None:
-    text = re.sub(r"(?ms)^ *```.*?^ *```", "", path.read_text(encoding="utf-8"))
-    prose = [line for line in text.splitlines() if not line.startswith(("|", "#", "    ", "<"))]
-    assert [line for line in prose if len(line) > _LONGEST_LINE] == []
+def test_prose_is_wrapped() -> None:
+    for path in _DOCUMENTS:
+        text = re.sub(r"(?ms)^ *```.*?^ *```", "", path.read_text(encoding="utf-8"))
+        prose = [line for line in text.splitlines() if not line.startswith(("|", "#", "    ", "<"))]
+        assert [line for line in prose if len(line) > _LONGEST_LINE] == [], path
 
 
 def test_the_table_of_keys_without_an_effect_is_as_declared() -> None:
@@ -49,9 +47,10 @@ def test_the_table_of_keys_without_an_effect_is_as_declared() -> None:
     assert BUILDER.read_text(encoding="utf-8") == builder()
 
 
-@pytest.mark.parametrize("package", _PACKAGES)
-def test_no_docstring_begins_with_a_clause(package: str) -> None:
-    sources = {path: path.read_text(encoding="utf-8") for path in (_ROOT / package).rglob("*.py")}
+def test_no_docstring_begins_with_a_clause() -> None:
+    paths = (path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py"))
     assert [
-        f"{path}: {found}" for path in sources for found in _CLAUSE.findall(sources[path])
+        f"{path}: {found}"
+        for path in paths
+        for found in _CLAUSE.findall(path.read_text(encoding="utf-8"))
     ] == []

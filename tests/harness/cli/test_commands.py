@@ -17,14 +17,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from harness.cli.app import build_app, load_command, panels
+from harness.cli.app import command_line, load_command, panels
 from harness.cli.doctor import examine
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress
@@ -33,7 +31,7 @@ from harness.devices.device import Device
 from plugins.virtual_android import manager
 from plugins.virtual_android.faults import ALWAYS, Slow
 from suites.models import tiny_llama
-from tests.command_line import IMPORTED, Done, Started
+from tests.command_line import Done, Started
 from tests.conftest import kill_server
 from tests.harness.cli.conftest import Run
 from tests.waiting import wait_for
@@ -48,7 +46,6 @@ def all_commands() -> Iterator[tuple[str, ...]]:
             yield name, below
 
 
-COMMANDS = list(all_commands())
 # A whole path of a user is many commands, and a machine may be slow.
 pytestmark = pytest.mark.timeout(900)
 SMALL = ("--ar", "1,32", "--cl", "192", "--splits", "1")
@@ -60,34 +57,30 @@ def rows(db: Path, query: str) -> list[tuple[object, ...]]:
         return database.execute(query).fetchall()
 
 
-@pytest.mark.parametrize("name", IMPORTED)
-def test_what_processes_of_these_tests_import_first_is_there(name: str) -> None:
-    """A module that was renamed would be left out without a word."""
-    assert find_spec(name) is not None
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_fits_80_columns_and_has_an_example_that_parses(
-    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    done = CliRunner().invoke(build_app(), [*command, "--help"], prog_name="qnnfarm")
-    assert done.exit_code == 0, done.output
-    shown = done.output
-    assert "Usage: qnnfarm" in shown
-    assert [line for line in shown.splitlines() if len(line) > 80] == []
-    if len(command) == 1 and hasattr(load_command(command[0]), "commands"):
-        return
-    (example,) = re.findall(r"^ +Example: qnnfarm (.+)$", shown, re.MULTILINE)
-    words = shlex.split(example)
-    assert tuple(words[: len(command)]) == command
-    if not command:
-        return
-    chosen: Any = load_command(words.pop(0))
-    for name in command[1:]:
-        chosen = chosen.commands[words.pop(0)]
-        assert chosen.name == name
-    chosen.make_context("qnnfarm", words)
+    run = command_line()
+    for command in all_commands():
+        with pytest.raises(SystemExit, match="0"):
+            run([*command, "--help"], prog_name="qnnfarm")
+        shown = capsys.readouterr().out
+        assert "Usage: qnnfarm" in shown
+        assert [line for line in shown.splitlines() if len(line) > 80] == []
+        assert not re.search(r"<class|: bool|list\[", shown), shown  # types of Python
+        if len(command) == 1 and hasattr(load_command(command[0]), "commands"):
+            continue
+        (example,) = re.findall(r"^ +Example: qnnfarm ((?:.+\n)+)", shown, re.MULTILINE)
+        words = shlex.split(example)
+        assert tuple(words[: len(command)]) == command
+        if not command:
+            continue
+        chosen: Any = load_command(words.pop(0))
+        for name in command[1:]:
+            chosen = chosen.commands[words.pop(0)]
+            assert chosen.name == name
+        chosen.make_context("qnnfarm", words)
 
 
 def test_the_page_of_commands_is_current() -> None:
@@ -327,6 +320,24 @@ def test_without_any_device_the_user_is_told_how_to_get_one(
     }
     done = qnnfarm("generate", tiny_bundle, "--prompt", "x", **environment)
     one_line_error(done, "qnnfarm device start")
+
+
+def test_a_refused_measurement_leaves_no_database(
+    qnnfarm: Run, adb_server: object, small_bundle: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("In the beginning. " * 500)
+    commands = (["bench"], ["compare", small_bundle], ["perplexity", "--text", text])
+    for command, *more in commands:
+        db = tmp_path / f"{command}.db"
+        done = qnnfarm(
+            command, small_bundle, *more, "--db", db, "--device", "nosuch", "--wait", "0"
+        )
+        assert done.returncode == 2, done.stderr
+        assert "'nosuch'" in done.stderr
+        assert not db.exists()
+    done = qnnfarm("bench", small_bundle, "--db", tmp_path / "no" / "x.db", "--device", "nosuch")
+    assert "its folder does not exist" in done.stderr
 
 
 def test_a_full_device_is_one_line_and_a_failed_run(
