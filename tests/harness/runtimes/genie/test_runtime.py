@@ -311,11 +311,8 @@ def test_a_phone_is_asked_by_the_sdks_own_program(
 ) -> None:
     assert phone.runner(Generates) == "genie-t2t-run"
     assert phone.versions()["Genie from"].endswith("/sdk/x86_64")
-    for request in (
-        GenerationRequest(2, prompt=PROMPT),
-        GenerationRequest(2, token_ids=tuple(range(100, 130))),
-    ):
-        assert phone.generate(request).text == runtime.generate(request).text
+    request = GenerationRequest(2, prompt=PROMPT)
+    assert phone.generate(request).text == runtime.generate(request).text
     assert "genie_t2t_run.py" not in {file.name for file in phone.prepare().files}
     windows = GenieModel(container).windows(tiny_llama.heldout_text(), 1)
     with pytest.raises(RuntimeChoiceError, match="needs Python"):

@@ -139,9 +139,8 @@ def checkpoint_without_bos(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "name", ["graphs_container", pytest.param("dialog_container", marks=pytest.mark.variant)]
-)
+@pytest.mark.variant
+@pytest.mark.parametrize("name", ["graphs_container", "dialog_container"])
 def test_context_lengths_host_tables_and_adapters(
     virtual_device: Device, request: pytest.FixtureRequest, name: str
 ) -> None:
