@@ -1,6 +1,5 @@
-"""Run stages of the cache again: `compile` with any options, the others as they were.
+"""Run stages of the cache again, as they were or with other options.
 
-    replay(arcl_entry, "again")  # or that of transform or convert
     convert(load(part), config=sidecar["config"]).save("part.dlc")
 
     sidecar = json.loads((entry / "builder_cache_info.json").read_text())
@@ -39,7 +38,7 @@ from buildlib.cache.layout import (
     entry_folders,
     entry_name,
 )
-from buildlib.cache.records import EntryFiles, read_files, read_info
+from buildlib.cache.records import read_files, read_info
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import is_dlc
 from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG, TOKENIZER
@@ -91,7 +90,9 @@ class StageModel:
         """
         if self.paths[0].suffix == ".dlc":
             return _copy(self.paths[0], dest, exist_ok=exist_ok)
-        path, records = _new(dest), shutil.ignore_patterns(SIDECAR, FILES, LAST_USED)
+        path, records = user_path(dest), shutil.ignore_patterns(SIDECAR, FILES, LAST_USED)
+        if path.exists():
+            raise InputFileError(str(path), "it exists already; name a new folder")
         with scratch_folder(path) as scratch:
             shutil.copytree(self.paths[0].parent, scratch, ignore=records, dirs_exist_ok=True)
             scratch.rename(path)
@@ -138,13 +139,6 @@ def _copy(source: Path, dest: str | os.PathLike[str], *, exist_ok: bool) -> Path
     return path
 
 
-def _new(dest: str | os.PathLike[str]) -> Path:
-    path = user_path(dest)
-    if path.exists():
-        raise InputFileError(str(path), "it exists already; name a new folder")
-    return path
-
-
 def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> StageModel:
     """Load a DLC, the DLCs of one part at its ARs in the order of the build, or an ONNX model."""
     paths = tuple(map(user_path, [path] if isinstance(path, str | os.PathLike) else path))
@@ -173,12 +167,17 @@ def arcl(model: StageModel, config: Mapping[str, Any]) -> StageModel:
     Raises:
         CacheError: that is no file of an entry.
     """
-    return _again("arcl", model, config, f"ar{config['ar']}_cl{config['cl']}")
+    shape = GraphShape(int(config["ar"]), int(config["cl"]))
+    return _run(ConvertShape(_entry_of(model, "import"), shape))
 
 
 def transform(model: StageModel, config: Mapping[str, Any]) -> StageModel:
     """Run the stage again on the `model.onnx` of an entry of `arcl`; see there."""
-    return _again("transform", model, config, read_files(model.paths[0].parent).subject)
+    entry = _entry_of(model, "arcl")
+    shape, _ = _subject(entry.folder, read_files(entry.folder).subject)
+    options = SplitModelConfig.model_validate(config["split_model"])
+    mha = MhaConfig.model_validate(config["mha2sha"])
+    return _run(Transform(entry, shape, options.num_splits or 1, options, mha))
 
 
 def convert(model: StageModel, config: Mapping[str, Any]) -> StageModel:
@@ -186,26 +185,35 @@ def convert(model: StageModel, config: Mapping[str, Any]) -> StageModel:
 
     The weights are those that this part has been converted with before.
     """
-    made = _again("convert", model, config, model.paths[0].stem)
-    return StageModel(tuple(made.paths[0].parent.glob("*.dlc")), made._scratch)  # noqa: SLF001
+    entry, subject = _entry_of(model, "transform"), model.paths[0].stem
+    shape, part = _subject(entry.folder, subject)
+    before = (read_files(each) for each in entry.folder.parent.glob("convert_*"))
+    same = (each for each in before if (each.subject, each.sources[0]) == (subject, entry.hash))
+    if (found := next(same, None)) is None:
+        reason = f"{subject} was never converted: its weights are unknown"
+        raise CacheError(str(entry.folder), reason)
+    weights, target = entry_beside(entry.folder, found.sources[1]), parse_target(config["target"])
+    toolchain, bits = toolchain_of(found.versions), QuantizationOptions()
+    return _run(Convert(entry, weights, shape, part, target, toolchain, bits), "*.dlc")
 
 
-def _again(
-    operation: str, model: StageModel, config: Mapping[str, Any], subject: str
-) -> StageModel:
+def _entry_of(model: StageModel, operation: str) -> CacheEntry:
     folder = model.paths[0].absolute().parent
-    entry = CacheEntry(operation, folder, read_info(folder).hash, reused=True)
-    described, inputs = read_files(folder).model_copy(update={"subject": subject}), [entry]
-    if operation == "convert":
-        before = (read_files(each) for each in folder.parent.glob(f"{operation}_*"))
-        same = (each for each in before if (each.subject, each.sources[0]) == (subject, entry.hash))
-        if (found := next(same, None)) is None:
-            raise CacheError(str(folder), f"{subject} was never converted: its weights are unknown")
-        described = found
-        inputs.append(entry_beside(folder, found.sources[1]))
+    return CacheEntry(operation, folder, read_info(folder).hash, reused=True)
+
+
+def _subject(folder: Path, subject: str) -> tuple[GraphShape, Part]:
+    match = _SUBJECT.match(subject)
+    if match is None:
+        raise CacheError(str(folder), f"{subject!r} names no graph, such as ar1_cl4096")
+    ar, cl, number, count = (int(text or 1) for text in match.groups())
+    return GraphShape(ar, cl), Part(number, count)
+
+
+def _run(stage: CachedStage, made: str = "*.onnx") -> StageModel:
     scratch = _Scratch()
-    _stage(folder, operation, config, described, inputs).run(scratch.path)
-    return StageModel(tuple(sorted(scratch.path.glob("*.onnx"))), scratch)
+    stage.run(scratch.path)
+    return StageModel(tuple(sorted(scratch.path.glob(made))), scratch)
 
 
 def compile(  # noqa: A001 - the vendor's name
@@ -239,25 +247,6 @@ def compile(  # noqa: A001 - the vendor's name
     binary = scratch.path / f"{paths[0].stem}.bin"
     toolchain.compile(paths, binary, config, ports=ports)
     return CompiledModel(binary, config, toolchain, scratch)
-
-
-def replay(entry: str | os.PathLike[str], dest: str | os.PathLike[str]) -> Path:
-    """Run the stage of an entry of the cache again: `arcl`, `transform` or `convert`.
-
-    Equal inputs and code give equal bytes, but for the date in a DLC. The inputs are entries of
-    the same cache.
-
-    Args:
-        entry: folder of the entry.
-        dest: a new folder for the stage's output.
-    """
-    folder, target = user_path(entry), _new(dest)
-    info, described = read_info(folder), read_files(folder)
-    inputs = [entry_beside(folder, digest) for digest in described.sources]
-    with scratch_folder(target) as scratch:
-        _stage(folder, info.operation, info.config, described, inputs).run(scratch)
-        scratch.rename(target)
-    return target
 
 
 def emulator_twin(
@@ -471,30 +460,6 @@ def compile_entry(root: Path, name: str, sha256: str) -> Path:
 
 def _config_of(root: Path, name: str, sha256: str) -> CompileConfig:
     return CompileConfig.model_validate(read_info(compile_entry(root, name, sha256)).config)
-
-
-def _stage(
-    folder: Path,
-    operation: str,
-    config: Mapping[str, Any],
-    described: EntryFiles,
-    inputs: Sequence[CacheEntry],
-) -> CachedStage:
-    match = _SUBJECT.match(described.subject)
-    if match is None or operation not in {"arcl", "transform", "convert"}:
-        reason = f"it is of {operation}; arcl, transform and convert are run again here"
-        raise CacheError(str(folder), reason)
-    ar, cl, number, count = (int(text or 1) for text in match.groups())
-    shape = GraphShape(ar, cl)
-    if operation == "arcl":
-        return ConvertShape(inputs[0], shape)
-    if operation == "transform":
-        options = SplitModelConfig.model_validate(config["split_model"])
-        mha = MhaConfig.model_validate(config["mha2sha"])
-        return Transform(inputs[0], shape, options.num_splits or 1, options, mha)
-    part, target = Part(number, count), parse_target(str(config["target"]))
-    toolchain, bits = toolchain_of(described.versions), QuantizationOptions()
-    return Convert(inputs[0], inputs[1], shape, part, target, toolchain, bits)
 
 
 def entry_beside(beside: Path, digest: str) -> CacheEntry:

@@ -9,7 +9,7 @@ from buildlib.cache.key import StageKey
 from buildlib.cache.layout import SIDECAR
 from buildlib.cache.store import StageCache
 from buildlib.errors import InputFileError, InvalidOptionError, ToolchainMissingError
-from buildlib.replay import CompiledModel, StageModel, compile, load, replay  # noqa: A004
+from buildlib.replay import CompiledModel, StageModel, compile, convert, load  # noqa: A004
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
@@ -67,11 +67,11 @@ def test_what_the_sdk_made_is_replayed_with_it(
     monkeypatch.setenv("QAIRT_SDK_ROOT", str(tmp_path / "sdk"))
     cache = StageCache(tmp_path / "cache", "sample")
     split = cache.get_or_build(StageKey("transform", {}, ()), tmp_path, lambda _: None)
-    config, versions = {"target": "SM8750"}, {"toolchain": "qairt"}
-    key = StageKey("convert", config, (split.hash, split.hash), versions)
-    entry = cache.get_or_build(key, tmp_path, lambda _: None, subject="ar1_cl32_1_of_1")
+    key = StageKey("convert", {}, (split.hash, split.hash), {"toolchain": "qairt"})
+    cache.get_or_build(key, tmp_path, lambda _: None, subject="ar1_cl32_1_of_1")
+    part = StageModel((split.folder / "ar1_cl32_1_of_1.onnx",))
     with pytest.raises(ToolchainMissingError, match=str(tmp_path / "sdk")):
-        replay(entry.folder, tmp_path / "again")
+        convert(part, {"target": "SM8750"})
 
 
 def test_saving_never_overwrites_silently(dlcs: list[Path], tmp_path: Path) -> None:

@@ -22,14 +22,14 @@ from buildlib.cache.layout import SIDECAR as RECORD
 from buildlib.cache.records import read_files
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.container.container import GenAIContainer
-from buildlib.errors import CacheError, ContainerError, InputFileError, InvalidOptionError
+from buildlib.errors import CacheError, ContainerError, InvalidOptionError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.files import external_tensors, load_model, tensor_array
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.qairt_layout import export_cache
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.replay import entry_beside, replay
+from buildlib.replay import entry_beside
 from buildlib.speculative.config import LadeBuilderConfig
 from buildlib.toolchains.compile_config import CompileConfig
 from plugins.pipeline.qairt_modules import qairt_modules
@@ -303,26 +303,6 @@ def test_a_stage_is_replayed_from_its_sidecar(
         "ar64_cl192_1_of_1",
     ]
     assert described["soc_model"] == 87
-
-
-@pytest.mark.parametrize("operation", ["arcl", "transform", "convert"])
-def test_the_same_approach_applies_to_other_stages(
-    operation: str, builder: GenAIBuilderHTP, tmp_path: Path
-) -> None:
-    build = builder.plan()
-    build.outputs()
-    entry = next(record.entry for record in build.records if record.operation == operation)
-    again = replay(entry, tmp_path / "again")
-    made = [path for path in again.rglob("*") if path.is_file()]
-    assert made
-    for path in made:
-        before = entry / path.relative_to(again)
-        assert path.stat().st_size == before.stat().st_size
-        assert path.suffix == ".dlc" or path.read_bytes() == before.read_bytes()  # it has a date
-    with pytest.raises(InputFileError, match="exists already"):
-        replay(entry, again)
-    with pytest.raises(CacheError, match="it is of compile"):
-        replay(build.records[-2].entry, tmp_path / "other")
 
 
 @pytest.mark.needs("libatomic1")
