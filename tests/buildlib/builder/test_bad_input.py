@@ -22,10 +22,6 @@ def cut(name: str, size: int) -> Change:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:size])
 
 
-def without(name: str) -> Change:
-    return lambda folder: (folder / name).unlink()
-
-
 def in_graph(change: Callable[[onnx.ModelProto], object]) -> Change:
     def edit(folder: Path) -> None:
         model = onnx.load(folder / "model.onnx", load_external_data=False)
@@ -80,38 +76,13 @@ def own_operator(model: onnx.ModelProto) -> None:
     model.opset_import.add(domain="my.ops", version=1)
 
 
-def own_opset(model: onnx.ModelProto, version: int) -> None:
-    model.opset_import[0].version = version
-
-
-def cycle(model: onnx.ModelProto) -> None:
-    node_of(model, "Softmax").input[0] = model.graph.node[-1].output[0]
+def later_opset(model: onnx.ModelProto) -> None:
+    model.opset_import[0].version = 99
 
 
 def integer_mask(model: onnx.ModelProto) -> None:
     mask = next(value for value in model.graph.input if "mask" in value.name)
     mask.type.tensor_type.elem_type = onnx.TensorProto.INT64
-
-
-def turned_weight(model: onnx.ModelProto) -> None:
-    next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 2).dims.reverse()
-
-
-def text_weight(model: onnx.ModelProto) -> None:
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.external_data)
-    tensor.data_type = onnx.TensorProto.STRING
-
-
-def endless_tensor(model: onnx.ModelProto) -> None:
-    """More elements than any disk holds, which is no matter of the disk."""
-    tensor = next(one for one in model.graph.initializer if not one.external_data)
-    tensor.dims.append(2**62)
-
-
-def nameless_file(folder: Path) -> None:
-    """Give the weights file a name that is no UTF-8."""
-    data = (folder / "model.onnx").read_bytes()
-    (folder / "model.onnx").write_bytes(data.replace(b"model.data", b"m\xffdel.data"))
 
 
 def stranger(entries: dict[str, Any]) -> None:
@@ -131,35 +102,19 @@ Q_PROJ = "model.model.layers.0.self_attn.q_proj_sha.0.weight"
 BAD: dict[str, list[tuple[Change, str]]] = {
     "model.onnx": [
         (cut("model.data", 30_000), "outside 'model.data'.*trunc"),
-        (without("model.data"), "'model.data' is missing"),
-        (cut("model.onnx", 0), "holds no graph"),
-        (cut("model.onnx", 20_001), "not a readable ONNX model"),
         (in_graph(other_operator), r"Atanh '.*' \(2 of this operator\) is not supported"),
         (in_graph(own_operator), "operator of my.ops"),
-        (in_graph(lambda m: own_opset(m, 99)), "opset 99; known"),
-        (in_graph(lambda m: own_opset(m, 1)), "opset 1"),
-        (in_graph(cycle), "before it is made"),
+        (in_graph(later_opset), "opset 99; known"),
         (in_graph(integer_mask), r"do not fit.*tensor\(int64\)"),
-        (in_graph(turned_weight), "does not fit its inputs"),
-        (in_graph(text_weight), "of type STRING"),
-        (in_graph(endless_tensor), "tensor .* cannot be read"),
-        (nameless_file, "not a readable|no readable name"),
     ],
     "model.encodings": [
         (in_encodings(stranger), "nothing: the model has no such tensor"),
         (in_encodings(scaled("past_key_0_in", 2.0)), "key_0_in: .* another grid than past_key_0_o"),
-        (
-            in_encodings(scaled("past_value_1_out", 1.01)),
-            "value_1_in: .* another grid than past_va",
-        ),
         (without_text(lambda e: e["param_encodings"].clear()), "values of the model need one and"),
         (without_text(scaled(Q_PROJ, 1e-6)), f"{Q_PROJ}.*the values to"),
-        (without_text(scaled(Q_PROJ, 1e6)), f"{Q_PROJ}.*its steps are"),
     ],
     "config.json": [
-        (in_config(num_key_value_heads=3), "not a multiple of num_key"),
         (in_config(num_hidden_layers=3), "3, the ONNX model has 2"),
-        (in_config(hidden_size="x"), "hidden_size: must be a whole number"),
     ],
     "tokenizer.json": [(cut("tokenizer.json", 100), "no tokenizer")],
 }

@@ -1,9 +1,9 @@
-"""Builds that are killed, run as a script: `kill_scenario.py steps|few|times ROOT SEED`.
+"""Builds that are killed, run as a script: `kill_scenario.py STRIDE ROOT SEED`.
 
-`steps`: a build is killed at its first, second, third, ... call that changes something; `few`: at
-every third; `times`: two at once are killed after a while. After each, what the cache takes for
-whole must be right, and the next build must find or make everything and leave nothing behind.
-Prints how often it killed.
+A build is killed at its first call that changes something, and that of each STRIDE behind it; with
+0 two at once are killed after a while. After each, what the cache takes for whole must be right,
+and the next build must find or make everything and leave nothing behind. Prints how often it
+killed.
 """
 
 import itertools
@@ -154,10 +154,9 @@ def kill_at_times(root: Path, seed: int) -> int:
 
 def main() -> None:
     """Runs what the arguments say."""
-    how, root, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    stride, root, seed = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     root.with_name(WEIGHTS).write_bytes(bytes(100_000))
-    strides = {"steps": 1, "few": 3}
-    kills = kill_at_steps(root, seed, strides[how]) if how in strides else kill_at_times(root, seed)
+    kills = kill_at_steps(root, seed, stride) if stride else kill_at_times(root, seed)
     sys.stdout.write(f"{kills}\n")
 
 

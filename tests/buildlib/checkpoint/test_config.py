@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buildlib.builder.stages.package import genie_config, genie_rope_scaling
@@ -247,7 +247,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
 def test_hostile_values_are_read_soundly_or_refused_in_one_line(
     tmp_path: Path, changes: dict[str, Any]

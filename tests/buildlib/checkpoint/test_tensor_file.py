@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from buildlib.checkpoint.tensor_file import read_header
@@ -77,7 +77,6 @@ ODD = st.recursive(
 HEADERS = st.binary(max_size=200) | st.dictionaries(st.text(max_size=5), ODD, max_size=3)
 
 
-@settings(max_examples=200)
 @given(header=HEADERS, framed=st.booleans())
 def test_odd_headers_never_give_a_tensor_outside_the_file(
     tmp_path: Path, header: bytes | dict[str, Any], *, framed: bool

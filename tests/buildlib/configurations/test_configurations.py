@@ -60,18 +60,18 @@ def draw(transformers: Transformers, family: str, count: int) -> None:
     agree()
 
 
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.variant)])
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.variant) for part in range(1, 4))]
+)
 def test_recorded_configurations_give_the_logits_of_transformers(part: int, tmp_path: Path) -> None:
-    """One of two of each family and major version, and the other one."""
     kinds: Counter[str] = Counter()
-    for index, (config, answer) in enumerate(record.load()[part::2]):
+    for index, (config, answer) in enumerate(record.load()[part::4]):
         folder = tmp_path / str(index)
         folder.mkdir()
         outcome = compare(folder, config, answer)
         assert outcome.kind != "wrong", (outcome, config)
         kinds[outcome.kind] += 1
-    assert kinds["right"] >= 27, kinds
-    assert kinds.total() == 2 * len(FAMILIES)
+    assert kinds["right"] >= 0.7 * kinds.total() > 0, kinds
 
 
 @needs_transformers

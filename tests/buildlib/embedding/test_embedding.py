@@ -112,13 +112,13 @@ def big_model(folder: Path, values: np.ndarray | None, rows: int, width: int) ->
 
 def test_a_large_table_is_streamed(tmp_path: Path) -> None:
     first = np.array([-2.0, 3.0], np.float16)
-    model = big_model(tmp_path, first, 1 << 16, 1024)  # 128 MiB
+    model = big_model(tmp_path, first, 1 << 15, 1024)  # 64 MiB
     tracemalloc.start()
     stored = write_table(model, tmp_path / TABLE_FILE, "uint8")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert (tmp_path / TABLE_FILE).stat().st_size == 64 << 20
-    assert peak < 48 << 20
+    assert (tmp_path / TABLE_FILE).stat().st_size == 32 << 20
+    assert peak < 24 << 20
     np.testing.assert_allclose(stored.rows(np.array([0]))[0, :3], [-2.0, 3.0, 0.0], atol=0.011)
 
 

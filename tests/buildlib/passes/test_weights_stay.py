@@ -30,7 +30,7 @@ print(json.dumps({"read": read_bytes() - before, "mapped": mapped}))
 
 
 def test_more_weights_than_memory_and_disk_hold_are_neither_read_nor_copied(tmp_path: Path) -> None:
-    kind = Kind(n_kv=8, group=4, head_dim=8, hidden=1 << 23, vocab=1 << 12, layers=2)
+    kind = Kind(n_kv=2, group=2, head_dim=8, hidden=1 << 23, vocab=1 << 12, layers=2)
     model = make_decoder(tmp_path / "in", kind, sparse=True)
     weights = model.parent / "weights.bin"
     assert weights.stat().st_size > 1 << 38
