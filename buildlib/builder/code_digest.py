@@ -13,6 +13,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import buildlib
+from buildlib.entry_points import plugin_code
+
 _TYPING_ONLY = re.compile(r"^if TYPE_CHECKING:.*\n(?:[ \t]+.*\n|\n)+", re.MULTILINE)
 _IMPORT = re.compile(
     r"""^[ \t]*(?:
@@ -104,3 +107,9 @@ class CodeDigest:
                 words = path.relative_to(package.parent).with_suffix("").parts
                 paths[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
         return paths
+
+
+@functools.cache
+def own_code() -> CodeDigest:
+    """Return the digest of this project and its plugins, as this process first read them."""
+    return CodeDigest(Path(buildlib.__file__).parent, *plugin_code())

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, cast
 
-import buildlib
-from buildlib.builder.code_digest import CodeDigest
+from buildlib.builder.code_digest import own_code
 from buildlib.cache.file_hashes import MEMO_FILE, hash_files
 from buildlib.cache.key import StageKey
 from buildlib.cache.store import StageCache
-from buildlib.entry_points import entry_modules, load_entry, plugin_code
+from buildlib.entry_points import entry_modules, load_entry
 from buildlib.errors import ModelFileError
 from buildlib.paths import absolute_user_path, default_cache_root, user_path
 from buildlib.progress import working
@@ -162,8 +161,7 @@ def _read_file(reader: CheckpointReader, path: Path, cache_root: Path | None) ->
     for library in reader.LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[library] = importlib.metadata.version(library)
-    packages = Path(buildlib.__file__).parent, *plugin_code()
-    code = CodeDigest(*packages).of(*entry_modules(DOOR, [kind]))
+    code = own_code().of(*entry_modules(DOOR, [kind]))
     cache = StageCache(root, name)
 
     def build(folder: Path) -> None:

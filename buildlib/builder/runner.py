@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import buildlib
-from buildlib.builder.code_digest import CodeDigest
+from buildlib.builder.code_digest import own_code
 from buildlib.builder.stage import CachedStage
 from buildlib.cache.file_hashes import MEMO_FILE, hash_files
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import CacheEntry
 from buildlib.cache.store import StageCache
 from buildlib.cancellation import check_cancelled
-from buildlib.entry_points import plugin_code
 from buildlib.errors import CacheError, InputFileError
 from buildlib.progress import working
 from buildlib.toolchains.base import Toolchain
@@ -131,7 +129,7 @@ class StageRunner:
         self._cache_root = cache_root
         self._on_stage = on_stage
         self._recording = threading.Lock()
-        self._code = CodeDigest(Path(buildlib.__file__).parent, *plugin_code())
+        self._code = own_code()
         self._toolchain_module = type(toolchain).__module__
 
     def entry(self, stage: CachedStage, group: str | None = None) -> CacheEntry:

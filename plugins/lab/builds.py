@@ -23,14 +23,13 @@ from typing import Annotated, Any
 from procrastinate.jobs import Job, Status
 from pydantic import BaseModel, ConfigDict, Field
 
-import buildlib
-from buildlib.builder.code_digest import CodeDigest
+from buildlib.builder.code_digest import own_code
 from buildlib.builder.lora_config import LoraSet
 from buildlib.builder_options import move_paths
 from buildlib.container.container import GenAIContainer
 from buildlib.container.files import check_replaceable
 from buildlib.container.op_packages import KEY as OP_PACKAGES
-from buildlib.entry_points import entry_modules, entry_names, plugin_code
+from buildlib.entry_points import entry_modules, entry_names
 from buildlib.error_base import QnnfarmError
 from buildlib.errors import BuildError
 from buildlib.paths import plain_path
@@ -103,7 +102,7 @@ class BuildJob(BaseModel):
         """Return the id that it has with the builder's code of this host."""
         doors = [entry_modules(door, entry_names(door)) for door in ("builders", "techniques")]
         modules = ("buildlib.builder_options", *itertools.chain.from_iterable(doors))
-        code = CodeDigest(Path(buildlib.__path__[0]), *plugin_code()).of(*modules)
+        code = own_code().of(*modules)
         identity = [self.model_dump(mode="json", exclude={"id", "memory_bytes"}), code]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -125,7 +125,7 @@ def test_an_edited_architecture_runs_the_export_again(
     tiny: Path, tiny_text: str, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which architecture a checkpoint has decides the biases of its projections."""
-    monkeypatch.setattr(buildlib, "__file__", str(copy / "__init__.py"))
+    monkeypatch.setattr("buildlib.builder.runner.own_code", lambda: CodeDigest(copy))
     source = CheckpointSource(tiny, tiny_text)
     stage = AuthorModel(source, {"model": "0"}, GraphShape(16, 96))
 
