@@ -53,6 +53,7 @@ families:
 # Further ways along paths that the suite takes once: the second shell, engine and confinement, techniques, adapters, layouts of pages, chats, workers of xdist; a quarter of an hour.
 variants:
 	$(PYTHON) -m pytest -m variant
+	QNNFARM_VIRTUAL_NAMESPACE=none $(PYTHON) -m pytest tests/plugins/virtual_android
 
 # Every option of a build on the emulator, and whether a file of the container is another one; ten minutes.
 options:
@@ -91,7 +92,7 @@ fuzz:
 exports:
 	$(PYTHON) -m pytest -m "slow or not slow" tests/plugins/onnx_exports/test_builds.py
 
-# A build at each step, and writers of results on each engine, `qnnfarm run` and `qnnfarm nightly`, each killed at a hundred random moments; `qnnfarm pipeline run` at fifty.
+# A build at each step, and writers of results on each engine, `qnnfarm run` and `qnnfarm nightly`, each killed at a hundred random moments; `qnnfarm pipeline run` at two.
 kills:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/buildlib/cache/test_killed.py tests/harness/results/test_killed_writers.py tests/harness/plans/test_killed_runs.py tests/plugins/pipeline/test_resume.py
 

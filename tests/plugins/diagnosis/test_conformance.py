@@ -20,8 +20,6 @@ from plugins.diagnosis.conformance import (
 from tests.harness.cli.conftest import Run
 from tests.qairt_sdk import make_sdk
 
-pytestmark = pytest.mark.first
-
 
 @pytest.fixture(scope="module")
 def model(one_layer: Path, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import HostFileError
@@ -81,7 +81,6 @@ def test_other_rows_are_refused_in_one_line(rows: list[object], said: str, tmp_p
     assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=200)
 @given(
     content=st.binary(max_size=80)
     | st.recursive(

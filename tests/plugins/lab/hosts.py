@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from tests.postgresql_server import PostgresqlServer
 from tests.system import program
 from tests.waiting import wait_for
 
+HELD = "until [ -e $TMPDIR/go ]; do sleep 0.1; done"
+"""A command that ends when `Lab.let_go` says so."""
+SERVES = "serves 2 devices"
 DEAD_AFTER_S = 12
 """On a busy machine signs of life come seconds late."""
 POOL = """
@@ -66,7 +70,7 @@ class Host:
         self.folder.mkdir(exist_ok=True)
         (self.folder / "pool.yaml").write_text(POOL.format(host=self.name))
         state = {"QNNFARM_STATE_DIR": str(self.folder), "ANDROID_ADB_SERVER_PORT": str(self.port)}
-        before = self.log.count("serves 2 devices")
+        before = self.log.count(SERVES)
         environment = os.environ | state
         if not self.boots:
             self.process = Started("-c", _FORKED, *self._worker(), cwd=self.folder, env=environment)
@@ -78,7 +82,11 @@ class Host:
                     start_new_session=True,
                 )  # fmt: skip
         if wait:
-            wait_for(lambda: self.log.count("serves 2 devices") > before, lambda: self.log)
+            self.wait(before)
+
+    def wait(self, before: int = 0) -> None:
+        """Wait until its worker serves, once more than `before`."""
+        wait_for(lambda: self.log.count(SERVES) > before, lambda: self.log)
 
     def _worker(self) -> list[str]:
         arguments = ["--db", self.url, "--pool", "pool.yaml", "--dead-after"]
@@ -162,6 +170,20 @@ class Lab:
         plan = {"name": "work", "db": self.url, "conditions": "none", "workloads": works}
         path.write_text(json.dumps(plan | more))
         return path
+
+    def let_go(self) -> None:
+        """Let commands that are held end."""
+        for tmp in self._tmp():
+            (tmp / "go").touch()
+
+    def hold(self) -> None:
+        """Hold commands again."""
+        for tmp in self._tmp():
+            (tmp / "go").unlink(missing_ok=True)
+
+    def _tmp(self) -> Iterator[Path]:
+        for host in self.hosts:
+            yield from host.folder.glob("devices/*/root/data/local/tmp")
 
     def bury(self, host: Host) -> None:
         """Kill a worker, and let the others know, who would wait for a sign of life from it."""

@@ -48,6 +48,11 @@ def lab(jobs: LabJobs) -> LabBuilds:
     return LabBuilds(jobs)
 
 
+@pytest.fixture(autouse=True)
+def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plugins.lab.builds._TICK_S", 0.05)
+
+
 Start = Callable[[], list[str]]
 
 
@@ -171,22 +176,6 @@ def test_container_that_is_there_is_replaced_only_if_asked(lab: LabBuilds, tmp_p
         lab.submit(build_of(model_in(tmp_path), tmp_path / "tiny"), overwrite=False)
 
 
-@pytest.mark.variant
-def test_failed_build_is_told_with_its_host_and_reason(
-    lab: LabBuilds, start: Start, tmp_path: Path
-) -> None:
-    text = tmp_path / "calibration.txt"
-    text.write_text("a")
-    build = build_of(model_in(tmp_path), tmp_path / "out", calibration=text)
-    lines = start()
-    lab.submit(build)
-    with pytest.raises(WrongUseError, match=r"\Aboard: cannot calibrate: "):
-        lab.follow(build, lambda _: None)
-    assert "is failed: cannot calibrate" in lines[-1]
-    assert lab.submit(build), "what failed is tried again"
-    assert lab.jobs.cancel(build.id) == 1
-
-
 def test_failed_verification_is_told_to_whoever_asked_for_the_build(
     jobs: LabJobs, lab: LabBuilds, tmp_path: Path
 ) -> None:
@@ -203,27 +192,6 @@ def test_failed_verification_is_told_to_whoever_asked_for_the_build(
         lab.follow(build, lambda _: None, hear=heard.append)
     assert heard == [answer]
     jobs.unregister()
-
-
-@pytest.mark.variant
-@pytest.mark.needs("libatomic1")
-def test_verification_is_shown_as_that_of_a_build_here(
-    start: Start, server: PostgresqlServer, tmp_path: Path, build_cache: Path
-) -> None:
-    start()
-    build = ("build", model_in(tmp_path), "--target", "SM8750:emulator", "--verify",
-             "--ar", "1,32", "--cl", 192, "--splits", 2)  # fmt: skip
-    tables = []
-    for name, more in (("here", ()), ("there", ("--lab",)), ("again", ("--lab",))):
-        command = (*build, "--out", tmp_path / name, *more)
-        with qnnfarm(server, build_cache, *command) as process:
-            answer, remarks = process.communicate(timeout=500)
-        assert process.returncode == 0, remarks
-        table, _, summary = answer.rstrip().rpartition("\n")
-        assert str(tmp_path / name) in summary
-        tables.append(table)
-    assert tables[0] == tables[1] == tables[2]
-    assert "verdict" in tables[0]
 
 
 @pytest.mark.variant
@@ -281,6 +249,7 @@ def test_interrupted_command_leaves_the_build_and_cancel_ends_it(
     assert [path.name for path in out.iterdir()] == ["notes"]
 
 
+@pytest.mark.variant
 @pytest.mark.usefixtures("jobs")
 def test_cancelled_plan_ends_its_builds(server: PostgresqlServer, tmp_path: Path) -> None:
     build = {"model": str(tiny_llama.folder()), "target": "SM8750:emulator", "ar": [1, 32]}

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,13 +12,12 @@ from harness.devices.adb.connection import ServerAddress
 from harness.errors import ConfigFileError, WrongUseError
 from harness.plans.journal import CellEnd
 from harness.plans.plan_file import load_plan
-from harness.results.store import ResultsStore
 from plugins.lab.jobs import LabJobs, queue_name
 from plugins.lab.page.access import Access, read_tokens
 from plugins.lab.submission import SubmittedRun, open_lab
 from tests.command_line import qnnfarm
-from tests.conftest import NewPostgresqlServer, kill_server
-from tests.plugins.lab.hosts import POOL, Host, Lab
+from tests.conftest import kill_server
+from tests.plugins.lab.hosts import HELD, POOL, Host, Lab
 from tests.plugins.lab.page_server import serving
 from tests.postgresql_server import PostgresqlServer
 from tests.private_adb import end_servers
@@ -30,31 +27,24 @@ pytestmark = pytest.mark.first
 
 
 @pytest.fixture(scope="module")
-def server(new_postgresql_server: NewPostgresqlServer) -> Iterator[PostgresqlServer]:
-    """A server of these tests, which restart it."""
-    with new_postgresql_server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def hosts(
     server: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory, new_port: Callable[[], int]
 ) -> Iterator[Lab]:
     """A lab with both workers at work."""
     folder = tmp_path_factory.mktemp("lab")
-    server.create("lab")
     lab = Lab(folder, server)
     lab.hosts = [Host(name, folder / name, lab.url, new_port()) for name in ("h1", "h2")]
     try:
         for host in lab.hosts:
-            host.start()
+            host.start(wait=False)
+        for host in lab.hosts:
+            host.wait()
         yield lab
     finally:
         for host in lab.hosts:
             host.kill()
-            for name in ("a", "b"):
-                own = os.environ | {"QNNFARM_STATE_DIR": str(host.folder)}
-                qnnfarm("device", "stop", name, env=own)
+            own = os.environ | {"QNNFARM_STATE_DIR": str(host.folder)}
+            qnnfarm("device", "stop", "--all", env=own)
             kill_server(ServerAddress("127.0.0.1", host.port))
         end_servers(folder)
 
@@ -63,6 +53,7 @@ def hosts(
 def lab(hosts: Lab) -> Iterator[Lab]:
     """The lab without jobs and with both workers at work."""
     yield hosts
+    hosts.hold()
     for host in hosts.hosts:
         if host.process is None or host.process.poll() is not None:
             host.start()
@@ -87,9 +78,10 @@ def test_cells_run_once_each_on_devices_of_both_hosts(lab: Lab) -> None:
 
 
 def test_cell_of_a_killed_worker_goes_to_another(lab: Lab) -> None:
-    process = lab.submit(lab.plan("sleep 6"))
+    process = lab.submit(lab.plan(HELD))
     owner = lab.owner()
     lab.bury(owner)
+    lab.let_go()
     lab.finish(process, succeeded=1)
     (other,) = lab.ask("SELECT device FROM plan_cells")[0]
     assert str(other)[:2] != owner.name
@@ -97,23 +89,14 @@ def test_cell_of_a_killed_worker_goes_to_another(lab: Lab) -> None:
 
 @pytest.mark.variant
 def test_worker_that_is_ended_gives_its_cells_back(lab: Lab) -> None:
-    process = lab.submit(lab.plan("sleep 3"))
+    process = lab.submit(lab.plan(HELD))
     assert lab.owner().stop() == 130
+    lab.let_go()
     lab.finish(process, succeeded=1)
 
 
-@pytest.mark.variant
-def test_workers_outlive_a_restart_of_the_database(lab: Lab) -> None:
-    process = lab.submit(lab.plan(*("sleep 1" for _ in range(6)), retries={"device": 2}))
-    wait_for(lambda: lab.statuses()["doing"] > 0, lab.statuses)
-    lab.server.stop()
-    lab.server.start()
-    lab.finish(process, succeeded=6)
-    assert all(host.process and host.process.poll() is None for host in lab.hosts)
-
-
 def test_plan_is_followed_beyond_a_connection_that_is_cut(lab: Lab) -> None:
-    process = lab.submit(lab.plan("sleep 2"))
+    process = lab.submit(lab.plan(HELD))
     wait_for(lambda: lab.statuses()["doing"], lab.statuses)
     asking = "FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%starts_with%'"
     with (
@@ -123,34 +106,10 @@ def test_plan_is_followed_beyond_a_connection_that_is_cut(lab: Lab) -> None:
         connection.execute("LOCK TABLE procrastinate_jobs IN ACCESS EXCLUSIVE MODE")
         wait_for(lambda: lab.ask(f"SELECT pid {asking}"), lambda: "it does not ask")
         assert lab.ask(f"SELECT pg_terminate_backend(pid) {asking}") == [(True,)]
+    lab.let_go()
     answer, remarks = lab.finish(process, succeeded=1)
     assert "trying again" in remarks
     assert "1 done" in answer
-
-
-@pytest.mark.variant
-def test_interrupted_command_leaves_cells_running_and_follows_them_again(lab: Lab) -> None:
-    plan = lab.plan(*("sleep 2" for _ in range(6)))
-    process = lab.submit(plan)
-    wait_for(lambda: lab.statuses()["doing"] > 0, lab.statuses)
-    process.send_signal(signal.SIGINT)
-    _, remarks = process.communicate(timeout=200)
-    assert process.returncode == 130
-    assert "the cells go on" in remarks
-    code, answer, _ = lab.run(plan)
-    assert code == 0, answer
-    assert lab.statuses() == {"succeeded": 6}
-
-
-@pytest.mark.variant
-def test_cancelled_cells_end_on_their_devices(lab: Lab) -> None:
-    plan = lab.plan(*("sleep 100" for _ in range(8)))
-    process = lab.submit(plan)
-    wait_for(lambda: lab.statuses()["doing"] == 4, lab.statuses)
-    code, answer, _ = lab.run(plan, "--cancel")
-    assert (code, answer) == (0, "8 cells cancelled\n")
-    process.communicate(timeout=200)
-    assert lab.statuses() == {"cancelled": 4, "aborted": 4}
 
 
 @pytest.mark.variant
@@ -189,38 +148,6 @@ def test_failed_cell_is_told_with_its_host_and_reason(lab: Lab) -> None:
     assert lab.statuses() == {"succeeded": 1, "failed": 1}
     code, _, remarks = lab.run(lab.folder / "plan.yaml")
     assert "1 cell submitted, 1 of 2 done" in remarks, "what failed is tried again"
-
-
-@pytest.mark.variant
-def test_requirement_of_no_host_waits_for_one(lab: Lab) -> None:
-    plan = lab.plan("true", devices=[{"soc": "SM8650"}])
-    process = lab.submit(plan)
-    wait_for(lambda: lab.statuses()["todo"], lab.statuses)
-    time.sleep(3)
-    assert lab.statuses() == {"todo": 1}
-    lab.run(plan, "--cancel")
-    process.communicate(timeout=200)
-
-
-@pytest.mark.variant
-@pytest.mark.needs("libatomic1")
-def test_container_is_measured_once_and_stored(lab: Lab, tiny_bundle: Path) -> None:
-    bench = {
-        "kind": "bench", "prompt_tokens": 16, "new_tokens": 3, "repetitions": 2, "warmup": 0,
-        "sessions": 2,
-    }  # fmt: skip
-    container = {"path": str(tiny_bundle), "label": "tiny"}
-    plan = lab.plan(containers=[container], workloads=[bench], telemetry=False)
-    for _ in range(2):
-        code, answer, remarks = lab.run(plan)
-        assert code == 0, answer + remarks
-    assert "0 cells submitted, 2 of 2 done" in remarks
-    with ResultsStore.open(lab.url, create=False) as store:
-        runs = store.list_runs()
-    assert [run.status for run in runs] == ["done", "done"]
-    assert {run.session for run in runs} == {0, 1}
-    assert len({run.group_id for run in runs}) == 1
-    assert {run.device.soc for run in runs} == {"SM8750"}
 
 
 @contextlib.contextmanager

@@ -107,6 +107,7 @@ def test_silent_connections_and_odd_forms_end_nothing(
     assert lab.get().status == 200
     fields = {f"field{number}": "x" for number in range(11)}
     assert lab.post("/sign-in", {}, **fields).status == 403
+    assert lab.post("/sign-in", SAME, token="x" * 100_000).status == 403
 
 
 def test_page_shows_devices_and_what_runs(lab: Client, running: Run) -> None:
@@ -143,6 +144,7 @@ def test_page_changes_with_the_lab(lab: Client) -> None:
 def test_nobody_acts_without_a_token(lab: Client) -> None:
     for headers in ({}, {"Authorization": "Bearer 0123456789abcdef-eve"}, {"Cookie": "x=y"}):
         assert lab.post("/devices/beta/drain", headers, reason="mine").status == 401
+    assert lab.post("/sign-in", SAME, token="0123456789abcdef-eve").status == 403
     assert "mine" not in lab.get().text
 
 
@@ -204,12 +206,6 @@ def test_page_says_who_waits_and_why(lab: Client, folder: Path) -> None:
         lab.post("/devices/alpha/undrain", BEARER)
 
 
-def test_wrong_token_signs_nobody_in(lab: Client) -> None:
-    answer = lab.post("/sign-in", SAME, token="0123456789abcdef-eve")
-    assert answer.status == 403
-    assert "nobody" in answer.text
-
-
 def test_actions_say_why_not(lab: Client) -> None:
     assert lab.post("/devices/gamma/drain", BEARER, reason="x").status == 404
     answer = lab.post("/devices/alpha/undrain", BEARER)
@@ -220,9 +216,6 @@ def test_actions_say_why_not(lab: Client) -> None:
     assert lab.post("/alerts/abcdef/acknowledge", BEARER).status == 404
     assert lab.post("/devices/alpha/explode", BEARER).status == 404
     assert lab.get("/devices/alpha/drain").status == 405
-
-
-def test_foreign_names_of_this_machine_are_refused(lab: Client) -> None:
     assert lab.get(Host="evil.example").status == 400
 
 
@@ -236,10 +229,6 @@ def test_no_page_can_be_framed_or_run_foreign_scripts(lab: Client, path: str) ->
     assert {"default-src 'none'", "frame-ancestors 'none'"} <= set(policy)
     assert any(part.startswith("script-src 'self'") for part in policy)
     assert (headers["X-Frame-Options"], headers["X-Content-Type-Options"]) == ("DENY", "nosniff")
-
-
-def test_large_forms_are_not_read(lab: Client) -> None:
-    assert lab.post("/sign-in", SAME, token="x" * 100_000).status == 403
 
 
 def test_metrics_are_what_prometheus_reads(lab: Client, running: Run) -> None:
@@ -287,28 +276,22 @@ def test_same_view_sends_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("content", "mode", "reason"),
     [
-        ("", "names no user"),
-        ("ada short", "line 1"),
-        ("# a comment\nada\n", "line 2"),
-        ("a b c d", "line 1"),
-        ("\0" * 40, "line 1"),
+        ("", 0o600, "names no user"),
+        ("ada short", 0o600, "line 1"),
+        ("# a comment\nada\n", 0o600, "line 2"),
+        ("\0" * 40, 0o600, "line 1"),
+        (f"ada {TOKEN}", 0o640, "chmod 600"),
     ],
 )
-def test_tokens_that_cannot_be_used_are_told(tmp_path: Path, content: str, reason: str) -> None:
+def test_tokens_that_cannot_be_used_are_told(
+    tmp_path: Path, content: str, mode: int, reason: str
+) -> None:
     path = tmp_path / "tokens"
     path.write_text(content)
-    path.chmod(0o600)
+    path.chmod(mode)
     with pytest.raises(ReportError, match=reason):
-        read_tokens(path)
-
-
-def test_tokens_that_others_can_read_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "tokens"
-    path.write_text(f"ada {TOKEN}")
-    path.chmod(0o640)
-    with pytest.raises(ReportError, match="chmod 600"):
         read_tokens(path)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
@@ -334,7 +334,6 @@ def test_options_are_refused_by_name(tmp_path: Path) -> None:
         LoraSet.load(tmp_path)
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_damaged_adapters_are_one_typed_line(
     data: st.DataObject, make_adapter: MakeAdapter, tmp_path: Path

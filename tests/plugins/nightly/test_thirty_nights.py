@@ -1,14 +1,11 @@
 """Thirty nights with a regression on the twentieth: one alert, the right night, the right commit.
 
-`make nights`. The clock and the commits are simulated. Two tests make results up, for two phones
-that differ, and send them through the real store, judgement and messages; of the first nights there
-are results alone. In the long one a real virtual device measures a real container each night, and
-heats up on the twentieth. Its clocks are low before that, so that a busy host does not show.
+`make nights`. The clock is simulated. A real virtual device measures a real container each night,
+and heats up on the twentieth. Its clocks are low before that, so that a busy host does not show.
 """
 
 import json
 import os
-import random
 import subprocess
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
@@ -21,28 +18,21 @@ import pytest
 from sqlalchemy import update
 
 from harness.devices.device import Device
-from harness.plans.builds import ContainerBuild
 from harness.plans.plan_file import NightlyEntry, Plan
 from harness.pool.config import ReceiverConfig
 from harness.pool.notifications import Notification
 from harness.results import schema
 from harness.results.store import ResultsStore
 from plugins.nightly.archive import Archive
-from plugins.nightly.job import Measured, NightlyJob, Reported, Steps
-from plugins.nightly.night import Cells, Night
+from plugins.nightly.job import Measured, NightlyJob, Steps
+from plugins.nightly.night import Night
 from plugins.nightly.steps import PlanSteps
 from plugins.virtual_android import manager
 from tests import system
-from tests.reports.conftest import Sample, speeds
 
 NIGHTS, SLOWER_FROM = 30, 20
 FIRST = datetime(2026, 10, 31, 22, 30, tzinfo=ZoneInfo("UTC"))
 PLAN = Plan.model_validate({"name": "lab", "workloads": [{"kind": "command", "command": ["true"]}]})
-
-
-def commit(night: int) -> str:
-    """The commit of a night, counted from 1."""
-    return f"{night:02d}" * 20
 
 
 def evening(night: int) -> datetime:
@@ -55,8 +45,7 @@ class Nights:
 
     folder: Path
     steps: Steps
-    nights: range = range(1, NIGHTS + 1)
-    commit_of: Callable[[int], str] = commit
+    commit_of: Callable[[int], str]
     commits: dict[int, str] = field(default_factory=dict)
     sent: list[tuple[int, Notification]] = field(default_factory=list)
     tonight: int = 0
@@ -65,15 +54,12 @@ class Nights:
         settings = NightlyEntry.model_validate({"tell": [{"command": ["a"]}], "keep": NIGHTS})
         archive = Archive(self.folder / "nights", "lab")
         found = []
-        for _ in range(1, self.nights.start):
-            self.steps.build()
-            self.steps.measure(fresh=True, skipped=(), on_begin=lambda _id: None)
-        for number in self.nights:
+        for number in range(1, NIGHTS + 1):
             self.tonight = number
             job = NightlyJob(archive, settings, self.steps, self._start, self._now, self._send)
             found.append(job.run())
             assert found[-1].is_over, found[-1].text
-            if number in {self.nights[0], SLOWER_FROM + 1}:
+            if number in {1, SLOWER_FROM + 1}:
                 assert job.run() == found[-1], "the second call of a night changes nothing"
         return found
 
@@ -95,98 +81,12 @@ class Nights:
         assert told_on <= latest
         details = notification.as_mapping()
         assert details["commit"] == self.commits[told_on]
-        before = self.nights.index(told_on)
+        before = told_on - 1
         (worst, *_) = found[before].regressions
         assert worst.since == f"{evening(SLOWER_FROM):%Y-%m-%d}"
         assert worst.commits == (self.commits[SLOWER_FROM - 1], self.commits[SLOWER_FROM])
         codes = [night.exit_code for night in found]
         assert codes == [0] * before + [1] * (len(codes) - before)
-
-
-class MadeUp:
-    """Steps whose measurements are made up: three sessions a night on two phones, 2 % of noise."""
-
-    def __init__(self, db: Path, seed: int, loss: float) -> None:
-        self._real = PlanSteps(PLAN, Path("plan.yaml"), str(db))
-        self._db = db
-        self._random = random.Random(seed)  # noqa: S311
-        self._loss = loss
-        self._night = 0
-        self._has_report = False
-        self.judge = self._real.judge
-        self.settle = self._real.settle
-
-    def build(self) -> Sequence[ContainerBuild]:
-        self._night += 1
-        sha256 = ("b" if self._night >= SLOWER_FROM else "a") * 64
-        return [ContainerBuild("head", sha256, built=True)]
-
-    def measure(
-        self, *, fresh: bool, skipped: Collection[str], on_begin: Callable[[str], None]
-    ) -> Measured:
-        assert fresh
-        assert not skipped
-        on_begin("e" * 32)
-        with ResultsStore.open(self._db) as store:
-            for session in range(3):
-                self._session(store, session)
-        return Measured(Cells(done=3))
-
-    def write_report(self, path: Path, began_at: datetime) -> Reported | None:
-        first, self._has_report = not self._has_report, True
-        return self._real.write_report(path, began_at) if first else None
-
-    def _session(self, store: ResultsStore, session: int) -> None:
-        slower = 1 - self._loss if self._night >= SLOWER_FROM else 1.0
-        phone = Sample("SM8750", emulator=False, model="Llama-3.2-1B")
-        unit = (self._night + session) % 2
-        rate = 50 * slower * (1.03, 0.97)[unit] * self._random.gauss(1, 0.02)
-        base = phone.run(
-            0,
-            "bench",
-            speeds([20 * rate] * 4, [rate] * 4, [2 / rate] * 4, 1310),
-            id=f"{self._random.getrandbits(128):032x}",
-            created_at=evening(self._night) + timedelta(minutes=20 * session),
-            group_id=f"{self._night:032x}",
-            session=session,
-            label=f"head/phone/bench#{session + 1}",
-            provenance=phone.provenance().model_copy(
-                update={"git_commit": commit(self._night), "git_dirty": False}
-            ),
-        )
-        store.write_run(
-            base.model_copy(
-                update={
-                    "container": base.container.model_copy(
-                        update={"sha256": ("b" if slower < 1 else "a") * 64}
-                    ),
-                    "device": base.device.model_copy(update={"serial": f"phone{unit}"}),
-                }
-            )
-        )
-
-
-@pytest.mark.slow
-def test_a_slower_container_is_one_alert(tmp_path: Path) -> None:
-    steps = MadeUp(tmp_path / "results.db", seed=1, loss=0.1)
-    nights = Nights(tmp_path, steps, range(SLOWER_FROM - 3, SLOWER_FROM + 3))
-    found = nights.run()
-    nights.check(found, latest=SLOWER_FROM + 2)
-    ((_, notification),) = nights.sent
-    assert " of head: Llama-3.2-1B W8A16" in notification.text
-    changed = [night.name for night in found if any(each.changed for each in night.containers)]
-    assert changed == [found[0].name, found[3].name]
-    page = (tmp_path / "nights" / "index.html").read_text()
-    told_on = nights.nights.index(nights.sent[0][0])
-    assert page.count("<b>new:</b>") == len(found[told_on].regressions)
-
-
-@pytest.mark.slow
-def test_nights_of_noise_are_quiet(tmp_path: Path) -> None:
-    steps = MadeUp(tmp_path / "results.db", seed=4, loss=0.0)
-    nights = Nights(tmp_path, steps, range(NIGHTS - 3, NIGHTS + 1))
-    assert {night.verdict for night in nights.run()} == {"good"}
-    assert nights.sent == []
 
 
 class Real:
@@ -282,5 +182,5 @@ def test_a_device_that_heats_up_is_one_alert(
             temperature_c=temperature_c, capacity_j_per_k=1e5, throttle_from_c=20, min_speed=0.03
         )
 
-    nights = Nights(tmp_path, Real(steps, db, heat), commit_of=next_commit)
+    nights = Nights(tmp_path, Real(steps, db, heat), next_commit)
     nights.check(nights.run(), latest=SLOWER_FROM + 3)

@@ -11,8 +11,8 @@ from tests.builders import builder_for
 from tests.buildlib.model_folders import EXPORTS, copy_of_export
 
 NAMES = sorted(path.name for path in EXPORTS.iterdir() if path.is_dir())
-EVERYDAY = {"aihub-llama"}
-"""Beside these, `dynamo-llama` is built under another name; `make exports` builds all."""
+"""`make exports` builds all; the suite builds one, in `tests/buildlib/builder/test_model_names.py`,
+and reads all in `test_exports.py`, which makes them alike."""
 
 
 @pytest.fixture
@@ -25,25 +25,18 @@ def small_builder(folder: Path, cache: Path, *more: int) -> GenAIBuilderHTP:
     return builder_for(folder, cache, [1, *more], [24])
 
 
+@pytest.mark.slow
 @pytest.mark.needs("libatomic1")
-@pytest.mark.parametrize(
-    "folder",
-    [pytest.param(name, marks=[] if name in EVERYDAY else pytest.mark.slow) for name in NAMES],
-    indirect=True,
-)
+@pytest.mark.parametrize("folder", NAMES, indirect=True)
 def test_an_export_is_built_and_no_stage_changes_it(folder: Path, tmp_path: Path) -> None:
-    """Few of them each day; `test_exports.py` reads all, which makes them alike."""
     report = small_builder(folder, tmp_path / "cache", 8).verify(emulator=True)
     stages = [comparison.side for comparison in report.rows]
     assert (stages[0], stages[-1]) == ("import", "compile")
     assert report.passed, report.rows
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
-    indirect=True,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", NAMES, indirect=True)
 def test_weights_that_techniques_change_are_no_fault_of_the_import(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -133,15 +132,16 @@ class _StoppedError(Exception):
     """A stage has no output in the cache, so what follows is not known."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def outcome(
-    built: LLMPipeline, make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Keys], list[object] | str]:
+    built: LLMPipeline, make_recipe: MakeRecipe, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Keys], list[object] | str]]:
     """What a recipe of the pipeline that ran would make with some keys; or why it is refused.
 
     No stage runs: each is looked up in the cache, until one is not there.
     """
     seen: list[object] = []
+    made: dict[str, list[object] | str] = {}
 
     class Looking(StageRunner):
         def run(self, stage: CachedStage, group: str | None = None) -> CacheEntry:
@@ -155,12 +155,12 @@ def outcome(
         seen.extend([build.max_workers, *(str(node.entry.folder) for node in build.stages())])
         raise _StoppedError
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(llm, "StageRunner", Looking)
-    monkeypatch.setattr(PipelineManifest, "save", lambda *_: None)  # that of `built` stays
-    monkeypatch.setattr(Build, "outputs", look)
-
     def make(given: Keys) -> list[object] | str:
+        if repr(given) not in made:
+            made[repr(given)] = construct(given)
+        return made[repr(given)]
+
+    def construct(given: Keys) -> list[object] | str:
         recipe = make_recipe(cache_dir=str(built.cache_root))
         recipe["stages"] = {name: recipe["stages"].get(name, {}) for name in BUILT_IN}
         recipe["stages"]["genai_builder"]["prepare_embedding_lut"] = True
@@ -184,7 +184,12 @@ def outcome(
             return str(error)
         return [about, pipe.profiler is None, *seen]
 
-    return make
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("every"))
+        patch.setattr(llm, "StageRunner", Looking)
+        patch.setattr(PipelineManifest, "save", lambda *_: None)  # that of `built` stays
+        patch.setattr(Build, "outputs", look)
+        yield make
 
 
 @pytest.mark.needs("libatomic1")

@@ -88,6 +88,7 @@ def test_a_changed_stage_runs_with_all_that_follow(built: LLMPipeline) -> None:
     pipe = LLMPipeline.load(cache)
     assert run_again(pipe) == {"model_loader": True, "quantization": True, "genai_builder": True}
     pipe.stages.quantization.recipe_name = "w4a16-rtn"
+    pipe.stages.quantization.options["calibration_tokens"] = 96
     pipe.stages.genai_builder.transformation_options["split_model.num_splits"] = 2
     assert run_again(pipe, until="quantization")["quantization"] is False
     assert pipe.completed == ("model_loader", "quantization")

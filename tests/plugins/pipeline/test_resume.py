@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import random
 import signal
 import time
 from collections.abc import Mapping
@@ -18,7 +17,6 @@ from plugins.pipeline.llm import LLMPipeline
 from plugins.pipeline.stage import ModelFolder
 from tests.command_line import qnnfarm, start
 
-MOMENTS = 50
 STAGES = ("model_loader", "quantization", "genai_builder")
 
 
@@ -68,24 +66,14 @@ def wait_for(text: str, errors: Path, process: BaseProcess) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture(scope="module")
-def cut(built: LLMPipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recipe whose run is cut off, and then comes to its end."""
-    return write_recipe(tmp_path_factory.mktemp("pipeline") / "cut", built.manifest.recipe)
-
-
-@pytest.fixture
-def expected(built: LLMPipeline, tmp_path: Path) -> dict[str, str]:
-    """Content of a run that nobody disturbed."""
-    model = built.outputs("quantization")["model"]
-    assert isinstance(model, ModelFolder)
-    return digests(built.export(tmp_path / "undisturbed"), model.path)
-
-
 @pytest.mark.slow
 def test_a_killed_and_an_interrupted_run_go_on_to_the_same_bytes(
-    expected: dict[str, str], cut: Path, tmp_path: Path
+    built: LLMPipeline, tmp_path: Path
 ) -> None:
+    model = built.outputs("quantization")["model"]
+    assert isinstance(model, ModelFolder)
+    undisturbed = digests(built.export(tmp_path / "undisturbed"), model.path)
+    cut = write_recipe(tmp_path / "cut", built.manifest.recipe)
     for after, pause, number, code in (
         ("1/3 model_loader", 0.2, signal.SIGKILL, -signal.SIGKILL),
         ("2/3 quantization", 1.0, signal.SIGINT, 130),
@@ -103,39 +91,4 @@ def test_a_killed_and_an_interrupted_run_go_on_to_the_same_bytes(
     reused = finish(cut)
     assert reused["model_loader"]
     assert reused["quantization"]
-    assert content(cut) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(6 * 3600)
-def test_a_run_killed_at_any_moment_goes_on_to_the_same_bytes(
-    expected: dict[str, str], built: LLMPipeline, tmp_path: Path
-) -> None:
-    """One run after the other is killed over the same cache until one comes to its end."""
-    rng = random.Random(int(os.environ.get("QNNFARM_KILL_SEED", "1")))  # noqa: S311
-    began = time.monotonic()
-    finish(write_recipe(tmp_path / "timed", built.manifest.recipe))
-    longest = (time.monotonic() - began) / 2
-    killed: dict[str, int] = {}
-    whole = 0
-    while (kills := sum(killed.values())) < MOMENTS:
-        recipe = write_recipe(tmp_path / f"run{whole}", built.manifest.recipe)
-        process = None
-        while process is None or process.exitcode != 0:
-            with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
-                process = begin(recipe, out, err)
-                process.join(rng.uniform(0.0, longest) if kills < MOMENTS else None)
-                process.kill()
-                process.join()
-            errors = (tmp_path / "err").read_text()
-            assert process.exitcode in {0, -signal.SIGKILL}, errors
-            if process.exitcode:
-                last = errors.rpartition("/3 ")[2].partition(" ")[0] or "nothing"
-                killed[last] = killed.get(last, 0) + 1
-                kills += 1
-        assert content(recipe) == expected, f"after {kills} kills"
-        whole += 1
-    print(  # noqa: T201
-        f"{kills} kills within {longest:.1f} s, by the last finished stage: {killed}; "
-        f"{whole} runs came to the end"
-    )
+    assert content(cut) == undisturbed

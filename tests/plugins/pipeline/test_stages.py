@@ -187,7 +187,8 @@ def test_a_failing_stage_keeps_those_before_it(tmp_path: Path) -> None:
 @pytest.mark.needs("libatomic1")
 def test_a_model_that_ones_own_stage_made_is_imported(tmp_path: Path) -> None:
     pipe, log = make_pipe(tmp_path)
-    sections: dict[str, Any] = {"model_loader": {}, "rewrite": {}, "quantization": {}}
+    few = {"options": {"calibration_tokens": 96}}
+    sections: dict[str, Any] = {"model_loader": {}, "rewrite": {}, "quantization": few}
     recipe = {**pipe.manifest.recipe, "stages": sections}
     changed = LLMPipeline.from_pretrained(tiny_llama.folder(), recipe=recipe)
     changed.add_observer(log)

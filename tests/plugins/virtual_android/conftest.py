@@ -1,4 +1,4 @@
-"""Virtual devices as `adb` itself sees them, in every kind of namespace."""
+"""Virtual devices as `adb` itself sees them."""
 
 import contextlib
 import os
@@ -122,12 +122,10 @@ def start_device(
         adb("disconnect", device.serial)
 
 
-@pytest.fixture(scope="session", params=["best", pytest.param("none", marks=pytest.mark.variant)])
-def device(
-    request: pytest.FixtureRequest, start_device: Callable[..., VirtualDevice]
-) -> VirtualDevice:
-    """A running device, in the best namespace that this machine grants and in none."""
-    return start_device(f"shared-{request.param}", unconfined=request.param == "none")
+@pytest.fixture(scope="session")
+def device(start_device: Callable[..., VirtualDevice]) -> VirtualDevice:
+    """A running device, in the best namespace that this machine grants."""
+    return start_device("shared-by-tests")
 
 
 @pytest.fixture

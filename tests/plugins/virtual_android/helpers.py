@@ -7,17 +7,12 @@ import subprocess
 import time
 from collections.abc import Callable
 
-import pytest
-
 from plugins.virtual_android.linux import ProcessStat, all_processes, command_line, process_stat
 from plugins.virtual_android.protocol import AdbCommand, pack_header
 from tests.waiting import wait_for
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
 RunAndLose = Callable[[str, str], None]
-
-CONFINED = pytest.mark.parametrize("device", ["best"], indirect=True)
-"""For tests of code to which it makes no difference whether the device is confined."""
 
 
 def new_marker() -> str:

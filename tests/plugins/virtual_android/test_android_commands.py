@@ -12,7 +12,7 @@ import pytest
 from plugins.virtual_android import manager
 from plugins.virtual_android.faults import parse_fault
 from plugins.virtual_android.manager import VirtualDevice
-from tests.plugins.virtual_android.helpers import CONFINED, Adb
+from tests.plugins.virtual_android.helpers import Adb
 
 _LINE = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} +\d+ +\d+ [IW] virtual_device: ")
 
@@ -110,7 +110,6 @@ def test_logcat_follows_and_is_cleared(
     manager.remove("followed")
 
 
-@CONFINED
 def test_commands_that_need_android_fail_with_one_line(on_device: Adb, tmp_path: Path) -> None:
     package = tmp_path / "app.apk"
     package.write_bytes(b"PK")
@@ -124,7 +123,6 @@ def test_commands_that_need_android_fail_with_one_line(on_device: Adb, tmp_path:
         assert sum("a virtual device of qnnfarm has no" in line for line in said.splitlines()) == 1
 
 
-@CONFINED
 def test_a_bug_report_says_in_one_line_why_there_is_none(on_device: Adb, tmp_path: Path) -> None:
     done = on_device("bugreport", tmp_path / "report.zip")
     assert done.returncode != 0, done
@@ -132,7 +130,6 @@ def test_a_bug_report_says_in_one_line_why_there_is_none(on_device: Adb, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-@CONFINED
 def test_remount_fails_and_root_answers_as_a_phone_does(on_device: Adb) -> None:
     """`adb root` prints the refusal of every adbd and exits 0 unless that restarts."""
     remounted = on_device("remount")

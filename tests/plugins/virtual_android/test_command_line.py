@@ -55,7 +55,9 @@ def test_heat_is_switched_on_read_and_off(start_device: Callable[..., VirtualDev
 
 
 def test_several_devices_stop_at_once_or_none(start_device: Callable[..., VirtualDevice]) -> None:
-    first, second = start_device("stop-a"), start_device("stop-b")
+    first, second = start_device("stop-a"), start_device("stop-b", unconfined=True)
+    again = _qnnfarm("start", second.name)
+    assert "stop-b is unconfined: its shell may do on this host" in again.stderr
     assert "nobody" in _qnnfarm("stop", first.name, "nobody").stderr
     assert "--all" in _qnnfarm("stop").stderr
     assert manager.get(first.name).state == "running"

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import VirtualDeviceError
@@ -43,18 +43,11 @@ def test_the_socket_is_the_users_alone(device: VirtualDevice) -> None:
 def test_processes_on_the_device_are_refused(device: VirtualDevice, on_device: Adb) -> None:
     folder = shlex.quote(str(device.root.parent))
     code = shlex.quote(_STEAL)
-    done = on_device("shell", f"python3 -c {code} {folder}")
-    assert done.stdout == b"got b''\n", done
-    assert manager.control(device.name).faults() == ()
-
-
-def test_a_daemon_on_the_device_is_refused_too(device: VirtualDevice, on_device: Adb) -> None:
-    folder = shlex.quote(str(device.root.parent))
-    code = shlex.quote(_STEAL)
     steal = f"python3 -c {code} {folder} >$TMPDIR/got 2>&1 </dev/null"
     on_device("shell", f"setsid sh -c {shlex.quote(steal)} & sleep 0.1")
     wait = "until [ -s $TMPDIR/got ]; do sleep 0.1; done; cat $TMPDIR/got; rm $TMPDIR/got"
     assert on_device("shell", wait).stdout == b"got b''\n"
+    assert manager.control(device.name).faults() == ()
 
 
 def test_adb_forward_does_not_reach_it(device: VirtualDevice, on_device: Adb) -> None:
@@ -75,11 +68,8 @@ def test_adb_forward_does_not_reach_it(device: VirtualDevice, on_device: Adb) ->
     on_device("shell", "rm $TMPDIR/link")
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=6,
-)
+_PLAIN = st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=20)
+_JSON = _PLAIN | st.lists(_PLAIN, max_size=3) | st.dictionaries(st.text(max_size=8), _PLAIN)
 
 
 @given(
@@ -89,7 +79,6 @@ _JSON = st.recursive(
         optional={"faults": _JSON, "changes": _JSON},
     )
 )
-@settings(max_examples=50, deadline=None)
 def test_garbage_is_answered_with_an_error(
     device: VirtualDevice, request_: dict[str, object]
 ) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import VirtualDeviceError
-from plugins.virtual_android import manager, outside
+from plugins.virtual_android import folder, manager, outside
 from plugins.virtual_android.faults import parse_fault
 from plugins.virtual_android.host import hosted_control, hosted_devices
 from plugins.virtual_android.manager import VirtualDevice
@@ -34,7 +34,7 @@ def _port(serial: str) -> int:
 # Its port
 
 
-@pytest.mark.parametrize("when", ["power", "reboot"])
+@pytest.mark.parametrize("when", ["power", pytest.param("reboot", marks=pytest.mark.variant)])
 def test_the_port_of_a_device_that_is_off_stays_taken(
     start_device: Callable[..., VirtualDevice], adb: Adb, run_and_lose: RunAndLose, when: str
 ) -> None:
@@ -89,13 +89,14 @@ def test_a_device_that_fails_spares_its_neighbours(
         adb("disconnect", serial)
 
 
-def test_two_processes_do_not_serve_one_device(tmp_path: Path) -> None:
-    with (
-        hosted_devices(1, "SM8750", tmp_path, unconfined=True),
-        pytest.raises(VirtualDeviceError, match="another process serves this device"),
-        hosted_devices(1, "SM8750", tmp_path, unconfined=True),
-    ):
-        pass
+def test_two_processes_do_not_serve_one_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "_LOCK_PATIENCE_S", 0.1)
+    lock = folder.lock_folder(tmp_path)
+    with pytest.raises(OSError, match="another process serves this device"):
+        folder.lock_folder(tmp_path)
+    os.close(lock)
 
 
 # Processes that it left

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from plugins.virtual_android.manager import VirtualDevice
-from tests.plugins.virtual_android.helpers import CONFINED, Adb
+from tests.plugins.virtual_android.helpers import Adb
 from tests.waiting import PATIENCE_S
 
 
@@ -130,7 +130,6 @@ def test_listeners_end_with_the_connection(
         assert ask(reversed_port(port), "again") == "AGAIN"
 
 
-@CONFINED
 def test_invalid_addresses_to_listen_on_are_refused(on_device: Adb) -> None:
     for spec in ("tcp:70000", "tcp:x", "udp:5", "jdwp:1", "localfilesystem:/no/such/folder/s"):
         refused = on_device("reverse", spec, "tcp:5000")

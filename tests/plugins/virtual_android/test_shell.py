@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from plugins.virtual_android.manager import VirtualDevice
 from plugins.virtual_android.shell import ShellRequest, parse_shell_service, parse_window_size
-from tests.plugins.virtual_android.helpers import CONFINED, Adb, new_marker, running
+from tests.plugins.virtual_android.helpers import Adb, new_marker, running
 from tests.waiting import wait_for
 
 
@@ -25,7 +25,6 @@ def marker() -> str:
     return new_marker()
 
 
-@CONFINED
 def test_exec_out_is_binary_safe(on_device: Adb) -> None:
     every = bytes(range(256)) * 64
     octal = "".join(f"\\{byte:03o}" for byte in range(256))
@@ -33,7 +32,6 @@ def test_exec_out_is_binary_safe(on_device: Adb) -> None:
     assert done.stdout == every
 
 
-@CONFINED
 def test_exec_in_arrives_whole_although_the_client_leaves_at_once(on_device: Adb) -> None:
     data = os.urandom(2_000_000)
     on_device(
@@ -45,7 +43,6 @@ def test_exec_in_arrives_whole_although_the_client_leaves_at_once(on_device: Adb
     assert on_device("exec-out", "cat $TMPDIR/exec-in").stdout == data
 
 
-@CONFINED
 def test_the_old_shell_protocol_mixes_both_outputs(on_device: Adb) -> None:
     done = on_device("shell", "-x", "echo out; echo err >&2; exit 7")
     assert done.stdout == b"out\nerr\n"
@@ -59,7 +56,6 @@ def test_a_command_on_a_pseudo_terminal(on_device: Adb) -> None:
     assert done.stdout.startswith(b"/dev/pts/")
 
 
-@CONFINED
 def test_an_interactive_shell(on_device: Adb) -> None:
     done = on_device("shell", "-tt", stdin=b"echo $((6 * 7))\nexit 5\n")
     assert b"42" in done.stdout
@@ -82,7 +78,6 @@ def test_python_runs_without_the_hosts_packages(on_device: Adb) -> None:
     assert on_device("shell", "python3 -c 'import pytest' 2>/dev/null").returncode == 1
 
 
-@CONFINED
 def test_many_streams_at_once(on_device: Adb) -> None:
     def run(number: int) -> bytes:
         return on_device("shell", f"sleep 0.2; echo {number}").stdout
@@ -123,7 +118,6 @@ def test_a_background_process_does_not_hold_the_command(
     wait_for(lambda: not running(marker))
 
 
-@CONFINED
 def test_output_before_the_end_arrives_whole(on_device: Adb, marker: str) -> None:
     """However much is still on its way to a slow client."""
     client = f"sleep {marker} & head -c 3000000 /dev/zero; echo $! >&2"
@@ -142,7 +136,6 @@ def test_no_zombies_stay(device: VirtualDevice, on_device: Adb) -> None:
     )
 
 
-@CONFINED
 def test_a_waiting_reader_stops_the_writer(device: VirtualDevice) -> None:
     def resident_kb() -> int:
         status = Path(f"/proc/{device.pid}/status").read_text()

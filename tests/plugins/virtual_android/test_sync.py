@@ -21,7 +21,7 @@ from plugins.virtual_android.protocol import AdbCommand
 from plugins.virtual_android.storage import Storage
 from plugins.virtual_android.stream import Stream
 from plugins.virtual_android.sync import SyncHost, open_sync
-from tests.plugins.virtual_android.helpers import CONFINED, Adb
+from tests.plugins.virtual_android.helpers import Adb
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _TMP = "/data/local/tmp"
 
 
-@CONFINED
 def test_round_trip(on_device: Adb, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     for size in (0, 1, 65536, 3_000_001):
@@ -46,7 +45,6 @@ def test_round_trip(on_device: Adb, tmp_path: Path) -> None:
     assert len(sums) == 4
 
 
-@CONFINED
 def test_folders_with_all_kinds_of_names(on_device: Adb, tmp_path: Path) -> None:
     source = tmp_path / "sour ce"
     names = ["plain", "with space", 'it\'s "quoted"', "späße-漢字-🙂", "$HOME;`id`", "-dash", "a,b"]
@@ -64,7 +62,6 @@ def test_folders_with_all_kinds_of_names(on_device: Adb, tmp_path: Path) -> None
     assert on_device("shell", "rm -r $TMPDIR/folder").returncode == 0
 
 
-@CONFINED
 def test_modes_and_mtimes_are_kept(on_device: Adb, tmp_path: Path) -> None:
     for mode in (0o644, 0o755, 0o600, 0o444, 0o711):
         local = tmp_path / f"{mode:o}"
@@ -117,7 +114,6 @@ def test_errors_name_their_reason_and_leave_nothing(on_device: Adb, tmp_path: Pa
     assert on_device("shell", "ls -A $TMPDIR/errors").stdout == b"blocks\n"
 
 
-@CONFINED
 def test_the_first_version_of_the_protocol(device: VirtualDevice, tmp_path: Path) -> None:
     port = int(os.environ["ADB_SERVER_SOCKET"].rpartition(":")[2])
     client = adbutils.AdbClient(host="127.0.0.1", port=port).device(device.serial)
