@@ -64,7 +64,7 @@ paths = st.from_regex(
 
 
 @settings(
-    max_examples=2,
+    max_examples=1,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.generate],

@@ -201,17 +201,15 @@ def test_more_rows_than_twelve_are_folded_below_their_matrix() -> None:
             10 * soc + n, "bench", speeds([9.0 + soc] * 4, [9.0 + soc] * 4, [1.0] * 4, 900)
         )
         for n, model in enumerate(("Llama", "Qwen", "Phi"))
-        for soc in range(11)
+        for soc in range(5)
     ]
     folded = '<details class="quiet"><summary>{} rows with all metrics and remarks</summary>'
-    assert folded.format(15) in html_of([run for run in made if int(run.device.soc[2:]) < 8655])
+    many = html_of(made)
+    assert folded.format(15) in many
+    assert '<td class="number" data-label="SM8654" style="--part:100%">' in many
+    assert "<summary>Decode, tokens/s, pp64+tg16</summary>" in many, "a test of all stands once"
     few = html_of([run for run in made if int(run.device.soc[2:]) < 8654])
     assert '<details class="quiet" open><summary>12 rows' in few
-    assert '<td class="number" data-label="SM8653" style="--part:100%">' in few
-    assert "<summary>Decode, tokens/s, pp64+tg16</summary>" in few, "a test of all stands once"
-    many = html_of(made)
-    assert folded.format(33) in many
-    assert '<td class="number" data-label="SM8660" style="--part:100%">' in many
 
 
 def test_many_tests_are_rows_of_a_matrix() -> None:
@@ -324,7 +322,7 @@ def test_thousands_of_containers_are_not_compared_with_each_other(
     bench, scored = samples["emulator"][:2]
     nights = [
         changed(run, id=f"{night:031x}{number}", container__sha256=f"{night:064x}")
-        for night in range(200)
+        for night in range(50)
         for number, run in enumerate((bench, scored))
     ]
     looks = 0
@@ -336,7 +334,7 @@ def test_thousands_of_containers_are_not_compared_with_each_other(
 
     monkeypatch.setattr(summary, "describe_changes", counted)
     found = rows(nights)
-    assert len(found) == 200
+    assert len(found) == 50
     assert all(PERPLEXITY in row.cells for row in found)
     assert looks <= 3 * len(nights)
 

@@ -81,12 +81,11 @@ def test_a_run_without_repetitions_has_no_time_line() -> None:
 def test_telemetry_comes_out_of_the_store_with_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     with ResultsStore.open(path) as store:
-        lab.add_telemetry(store, lab.sessions())
+        lab.add_telemetry(store, lab.sessions()[:1])
     found = page.compose(page.load(str(path)))
-    assert [one.timeline is not None for one in found.run_pages] == [True] * 4
-    assert all(
-        (one.trace or "").startswith("data:application/gzip;base64,") for one in found.run_pages
-    )
+    (shown,) = found.run_pages
+    assert shown.timeline is not None
+    assert (shown.trace or "").startswith("data:application/gzip;base64,")
 
 
 def test_a_figure_says_whether_its_decode_steps_were_seen() -> None:

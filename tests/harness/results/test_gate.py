@@ -167,12 +167,12 @@ def test_noise_is_told_from_loss(store: ResultsStore) -> None:
 
 
 def test_many_cells_raise_few_alarms() -> None:
-    """Of 100 gates over 20 equal cells with 4 % noise, 2 or 3 may hold a false alarm."""
+    """Of 50 gates over 20 equal cells with 4 % noise, 1 or 2 may hold a false alarm."""
     source = random.Random(1)  # noqa: S311
     metric = find_metric("decode_tokens_per_s")
     key = Subject.of(session(1.0, 0))
     false = 0
-    for _ in range(100):
+    for _ in range(50):
         cells = []
         for _ in range(20):
             sides = [[("R1", 20 * (1 + source.gauss(0, 0.04))) for _ in range(4)] for _ in "ab"]
@@ -180,7 +180,7 @@ def test_many_cells_raise_few_alarms() -> None:
             cells.append(_estimate(cell, *sides))
         judged = _adjusted(cells, GateOptions(threshold=0.0))
         false += any(c.verdict is Verdict.REGRESSED for c in judged)
-    assert false <= 7  # 2.5 expected
+    assert false <= 4
 
 
 def test_what_else_changed_is_named_and_forbids_nothing(store: ResultsStore) -> None:
@@ -204,12 +204,12 @@ def test_other_precisions_are_not_comparable_unless_asked_for(store: ResultsStor
 def test_a_long_night_of_many_models_is_judged_whole_and_against_the_night_before(
     store: ResultsStore,
 ) -> None:
-    for number, turn, model in product(range(2), range(2), range(30)):
-        minute = (30 * turn + model) * 15
+    for number, turn, model in product(range(2), range(2), range(10)):
+        minute = (10 * turn + model) * 45
         run = session(20.0 - 6 * number + 0.01 * turn, number, minute=minute, commit="c" * 40)
         add(store, changed(run, container__model=f"m{model:02d}"))
     gate = judge_gate(store, "previous", options=DECODE)
-    assert verdicts(gate) == ["regressed"] * 30
+    assert verdicts(gate) == ["regressed"] * 10
     assert {cell.baseline.point for cell in gate.cells if cell.baseline} == {
         "cccccccccccc, 2026-11-01"
     }
@@ -231,12 +231,12 @@ def test_hosts_with_other_commits_have_their_nights_side_by_side(store: ResultsS
 def test_a_branch_has_neither_a_say_in_the_history_nor_in_the_baseline_of_main(
     store: ResultsStore,
 ) -> None:
-    for number in range(20):
+    for number in range(12):
         night(store, number, 20.0)
     for number in range(3):
-        night(store, 16 + number, 17.6, branch="topic", commit=f"{number:x}" * 40)
+        night(store, 8 + number, 17.6, branch="topic", commit=f"{number:x}" * 40)
     assert read_series(store, SeriesFilter(DECODE.metrics))[0].changes == ()
-    night(store, 20, 20.0)
+    night(store, 12, 20.0)
     assert judge_gate(store, "previous", options=DECODE).verdict is Verdict.NO_DIFFERENCE
     gate = judge_gate(store, "previous", candidate="topic", options=DECODE)
     assert gate.verdict is Verdict.REGRESSED

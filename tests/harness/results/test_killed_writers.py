@@ -18,8 +18,6 @@ from harness.results.store import ResultsStore, RunFilter
 from tests.command_line import Started
 from tests.harness.results.places import Place, SqlitePlace
 
-BOTH_ENGINES = True
-
 ROOT = Path(__file__).parents[3]
 REPETITIONS = 3
 STEPS = 13

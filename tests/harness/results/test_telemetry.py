@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import CorruptRunError, NotStoredError, RunConflictError, TelemetryRecordError
+from harness.results import telemetry
 from harness.results.records import Run, TelemetrySeries
 from harness.results.run_recorder import RunRecorder
 from harness.results.store import ResultsStore
@@ -167,9 +168,11 @@ def test_damaged_values_are_refused(stored: bytes) -> None:
         unpack(stored)
 
 
-def test_too_many_samples_are_refused() -> None:
-    with pytest.raises(TelemetryRecordError):
-        unpack(zlib.compress(b"\0" * 200_000_000, 1))
+def test_too_many_samples_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = pack(at_10_hz(1, 2))
+    monkeypatch.setattr(telemetry, "_LARGEST", len(zlib.decompress(stored)) - 1)
+    with pytest.raises(TelemetryRecordError, match="too long"):
+        unpack(stored)
 
 
 @given(st.binary(max_size=60), st.integers(0, 200))
