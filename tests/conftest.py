@@ -61,6 +61,8 @@ _APPEARANCE = (
     "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE",
 )  # fmt: skip
 """Variables by which a user's terminal changes what programs print."""
+_MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder of the user's own there
+"""Where tests have their folders, if it is large: thousands of commits would wait for a disk."""
 _WAITED_IN_VAIN = pytest.StashKey[str]()
 """Of a file: the first of its tests that waited for what never came."""
 # Fixtures of all packages.
@@ -90,6 +92,8 @@ def pytest_configure() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False  # pytest keeps what it makes of the tests' asserts
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the cores are the workers' already
+    if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 8 << 30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
     if is_here(VIRTUAL):
         from plugins.virtual_android.namespace import FORCE_VARIABLE, probe_namespace
 
