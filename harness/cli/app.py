@@ -29,9 +29,9 @@ from buildlib.error_base import QnnfarmError
 from buildlib.errors import BuildError
 from buildlib.validation import first_fault
 from harness.cli.completion import join_bash_words
+from harness.codes import explain_end
 from harness.console import visible
 from harness.errors import WrongUseError, one_line
-from harness.errors.codes import explain_end
 from harness.exit_codes import INTERRUPTED, NO_ANSWER, help_text
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import typer
 
 from buildlib.files import check_file
 from harness.cli.arguments import Database, Json
+from harness.codes import Code, CodeFinding, find_codes, parse_code
 from harness.console import answers, print_json, print_remark
 from harness.errors import HostFileError, MissingStoreError, NotStoredError, WrongUseError
-from harness.errors.codes import Code, CodeFinding, find_codes, parse_code
 from harness.exit_codes import BAD
 from harness.results.store import ResultsStore
 

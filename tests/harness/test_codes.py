@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from device_scripts import genie_api
 from harness.cli.app import _explained, build_app
+from harness.codes import explain_end, find_codes, load_codes, parse_code
 from harness.errors import RunnerError
-from harness.errors.codes import explain_end, find_codes, load_codes, parse_code
 from harness.results.store import ResultsStore
 from tests.command_line import qnnfarm
 from tests.harness.cli.test_commands import all_commands

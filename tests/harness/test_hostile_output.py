@@ -20,6 +20,7 @@ import pytest
 
 from buildlib.error_base import QnnfarmError, one_line
 from harness.clock import Deadline
+from harness.codes import find_codes
 from harness.deploy.digests import FileDigest, hashes_on
 from harness.deploy.eviction import EvictionPolicy, make_room, read_usage
 from harness.deploy.store import DeviceStore
@@ -39,7 +40,6 @@ from harness.devices.properties import (
     properties_from,
 )
 from harness.errors import DeviceCommandError, RunnerError
-from harness.errors.codes import find_codes
 from harness.pool.fence import Fence, HigherTokenError, OtherHolderError
 from harness.runtimes.base import Window
 from harness.runtimes.genie.output import generated_text, parse_perplexity, parse_profile

@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from harness.cli.app import build_app
-from harness.errors.codes import find_codes
+from harness.codes import find_codes
 from harness.exit_codes import BAD
 from plugins.virtual_android import manager
 from plugins.virtual_android.faults import DSP_MESSAGES, DspCause, parse_fault
