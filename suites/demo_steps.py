@@ -17,8 +17,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.numerics.evaluation import onnx_perplexity
 from harness.cli.arguments import WAIT_S
-from harness.cli.device_lease import lease_device
-from harness.cli.progress import deploy_progress, tell_running
+from harness.cli.device_lease import deploy_progress, lease_device, tell_running
 from harness.console import progress as progress_bar
 from harness.console import remarks
 from harness.devices.adb.client import AdbServer

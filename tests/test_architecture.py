@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("buildlib", "device_scripts", "harness", "plugins", "reports", "suites")
 Where = Literal["loading", "in a function", "for types"]
 GENERATE = "import harness.cli.app, harness.cli.generate, harness.runtimes.genie.runtime"
+_FEW_LINES = 150
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
@@ -121,27 +122,33 @@ def test_no_module_reaches_itself_through_its_imports() -> None:
     assert imports == {}
 
 
-def test_an_import_in_a_function_loads_a_library() -> None:
+def test_an_import_in_a_function_loads_a_library_or_a_room_of_ours() -> None:
     # Every pytest of an environment loads the plugin; devices have the files that a run needs.
     exempt = ("harness.pytest_plugin", "device_scripts")
     imports = {name: set(imports_of(module)) for name, module in sources().items()}
 
-    def libraries(name: str) -> set[str]:
-        """Return the libraries that are loaded with a module."""
-        reached, todo, found = {name}, [name], set[str]()
+    @cache
+    def loaded_with(name: str) -> set[str]:
+        """Return what is loaded with a module: modules of ours, and libraries."""
+        reached, todo = {name}, [name]
         while todo:
             loaded = {one for one, where in imports[todo.pop()] if where == "loading"}
-            found |= {one.partition(".")[0] for one in loaded - imports.keys()}
             todo += (loaded & imports.keys()) - reached
             reached |= loaded
-        return found - sys.stdlib_module_names
+        return {one if one in imports else one.partition(".")[0] for one in reached}
+
+    def spares(name: str, one: str) -> bool:
+        """Return whether a module does without much as long as it has not imported the other."""
+        more = loaded_with(one) - loaded_with(name) - sys.stdlib_module_names
+        lines = sum(sources()[each].body[-1].end_lineno or 0 for each in more & imports.keys())
+        return bool(more - imports.keys()) or lines > _FEW_LINES
 
     light = {
         f"{name} imports {one}"
         for name, found in imports.items()
         for one, where in found
         if where == "in a function" and one in imports and not name.startswith(exempt)
-        if not libraries(one) - libraries(name)
+        if not spares(name, one)
     }
     assert light == set()
 

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import Database, Json
+from harness.cli.arguments import Database, Json, with_groups
 from harness.cli.bench_options import BenchOptions
 from harness.cli.bench_tests import BenchTest, LlamaBenchOptions
 from harness.cli.completion import complete_containers
 from harness.cli.dialog_options import DialogOptions
-from harness.cli.groups import with_groups
-from harness.cli.measured import caveats
+from harness.cli.recorded_session import caveats
 from harness.console import answers, print_json, print_remark, print_rows, print_text
 from harness.errors import HarnessError, WrongUseError
 from harness.results.identity import Subject, container_name, describe_container

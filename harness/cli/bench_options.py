@@ -22,11 +22,9 @@ from harness.cli.arguments import (
     find_reference,
 )
 from harness.cli.completion import complete_devices
-from harness.cli.device_lease import device_source
+from harness.cli.device_lease import deploy_progress, device_source, tell_running
 from harness.cli.dialog_options import tell_faults
-from harness.cli.measured import in_words
-from harness.cli.progress import deploy_progress, tell_running
-from harness.cli.recorded_session import writing_trace
+from harness.cli.recorded_session import in_words, writing_trace
 from harness.console import print_remark
 from harness.errors import WrongUseError
 from harness.results.database import shown

@@ -29,9 +29,9 @@ from harness.cli.arguments import (
     ToolchainOptions,
     absolute,
     read_text,
+    with_groups,
 )
 from harness.cli.completion import complete_recipes, complete_targets
-from harness.cli.groups import with_groups
 from harness.cli.progress import BuildBar, ModelBar
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError

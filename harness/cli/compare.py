@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import Database, Json, Threshold
+from harness.cli.arguments import Database, Json, Threshold, with_groups
 from harness.cli.bench_options import BenchOptions
 from harness.cli.completion import complete_containers, complete_metrics
-from harness.cli.groups import with_groups
-from harness.cli.measured import caveats
+from harness.cli.recorded_session import caveats
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.exit_codes import verdict_exit_code
 from harness.results.comparison import ComparisonGroup, check_metrics, check_pairs

@@ -8,11 +8,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
 from buildlib.container.container import GenAIContainer
 from buildlib.targets import parse_target
 from harness.cli.arguments import WAIT_S, DeviceOptions, RunOptions
-from harness.cli.progress import deploy_progress, tell_running
-from harness.console import print_remark
+from harness.console import print_remark, progress, visible
+from harness.deploy.push import Progress as OnProgress
 from harness.devices.adb.server import ensure_server, stop_if_ours
 from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec, find_type
@@ -175,6 +183,37 @@ def _member_names(pool: Pool) -> dict[str, str]:
         **{member.spec.identifier: member.name for member in members if member.spec.identifier},
         **{member.name: member.name for member in members},
     }
+
+
+@contextmanager
+def deploy_progress(device: str) -> Iterator[OnProgress]:
+    """Show one deployment to `device`; gives its `on_progress`.
+
+    The bar appears with the first pushed byte, says when the device hashes, and goes away at the
+    end. There is none where stderr is not a terminal.
+    """
+    device = visible(device)
+    with progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    ) as bar:
+        task = bar.add_task(f"push to {device}", total=None, visible=False)
+
+        def update(sent: int, total: int) -> None:
+            what = "push to" if sent < total else "hashing on"
+            bar.update(
+                task, completed=sent, total=total, description=f"{what} {device}", visible=True
+            )
+
+        yield update
+
+
+def tell_running(seconds: float, words: str) -> None:
+    """Say that a command on a device still runs, and how far it is."""
+    print_remark(f"still running, {seconds:.0f} s" + (f": {words}" if words else ""))
 
 
 @contextmanager

@@ -174,8 +174,7 @@ def _cache() -> Result:
 
 def _ledger() -> Result:
     """Check that the ledger of leases can be used, without making a file of one."""
-    from harness.pool.database import Database
-    from harness.pool.ledger_file import check_folder
+    from harness.pool.database import Database, check_folder
     from harness.pool.pool import find_config, find_ledger
 
     try:

@@ -14,11 +14,10 @@ from harness.cli.arguments import (
     RunOptions,
     Runtime,
     absolute,
+    with_groups,
 )
 from harness.cli.dialog_options import DialogOptions, System, UseChat, parse_tokens, tell_faults
-from harness.cli.groups import with_groups
-from harness.cli.measured import in_words, print_from
-from harness.cli.recorded_session import open_recorded_session
+from harness.cli.recorded_session import in_words, open_recorded_session, print_from
 from harness.console import print_json, print_remark, print_text
 from harness.errors import WrongUseError
 from harness.results.metrics import METRICS

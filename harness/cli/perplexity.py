@@ -15,11 +15,10 @@ from harness.cli.arguments import (
     RunOptions,
     Runtime,
     absolute,
+    with_groups,
 )
 from harness.cli.dialog_options import LoraAdapter, parse_lora
-from harness.cli.groups import with_groups
-from harness.cli.measured import with_error
-from harness.cli.recorded_session import open_recorded_session
+from harness.cli.recorded_session import open_recorded_session, with_error
 from harness.console import answers, print_json, print_remark
 from harness.exit_codes import BAD
 from harness.results.identity import describe_container

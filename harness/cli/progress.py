@@ -1,64 +1,27 @@
-"""Progress on stderr: of a deployment in bytes, of a build or a pipeline in stages."""
+"""Progress of a build or a pipeline on stderr, in stages."""
 
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 
 from buildlib.progress import WorkNote, telling
-from harness.console import print_remark, progress, visible
+from harness.console import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from buildlib.builder.runner import StageRecord
     from buildlib.numerics.comparison import SideComparison
-    from harness.deploy.push import Progress as OnProgress
-
-
-@contextmanager
-def deploy_progress(device: str) -> "Iterator[OnProgress]":
-    """Show one deployment to `device`; gives its `on_progress`.
-
-    The bar appears with the first pushed byte, says when the device hashes, and goes away at the
-    end. There is none where stderr is not a terminal.
-    """
-    device = visible(device)
-    with progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    ) as bar:
-        task = bar.add_task(f"push to {device}", total=None, visible=False)
-
-        def update(sent: int, total: int) -> None:
-            what = "push to" if sent < total else "hashing on"
-            bar.update(
-                task, completed=sent, total=total, description=f"{what} {device}", visible=True
-            )
-
-        yield update
 
 
 _TELL_S, _MOST_SILENT_S = 15.0, 60.0
 """Seconds until a stage is told of for the first time, and the most between two times."""
-
-
-def tell_running(seconds: float, words: str) -> None:
-    """Say that a command on a device still runs, and how far it is."""
-    print_remark(f"still running, {seconds:.0f} s" + (f": {words}" if words else ""))
 
 
 class StageBar:

@@ -20,9 +20,9 @@ from harness.cli.arguments import (
     ReferenceWith,
     RunOptions,
     read_text,
+    with_groups,
 )
 from harness.cli.device_lease import virtual_device
-from harness.cli.groups import with_groups
 from harness.cli.recorded_session import open_recorded_session
 from harness.errors import WrongUseError
 from harness.runtimes.base import DecodesSteps, Model, Scores, require

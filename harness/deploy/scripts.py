@@ -1,11 +1,13 @@
 """Our shell scripts on a device, which check all other files there.
 
 They live in `WORK_ROOT/scripts/DIGEST`, so that hosts with different versions of them share a
-device. Before each use they are hashed on the device, by a tool of its own.
+device. Before each use they are hashed on the device, by a tool of its own. Errors show the names
+of our actions in place of our command lines.
 """
 
 import contextlib
 import hashlib
+import re
 import secrets
 import shlex
 import tempfile
@@ -13,12 +15,20 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType, TracebackType
 
 from harness.clock import Deadline
 from harness.deploy.digests import STEP_S, hash_command, hashes_on
 from harness.devices.base import PushItem
 from harness.devices.device import Device
-from harness.errors import DeploymentCorruptError, DeviceFullError, HarnessError
+from harness.errors import (
+    DeploymentCorruptError,
+    DeviceCommandError,
+    DeviceFullError,
+    DeviceLostError,
+    DeviceTimeoutError,
+    HarnessError,
+)
 
 _CLEAN_TIMEOUT_S = 10.0
 
@@ -116,3 +126,69 @@ def _push(device: Device, folder: str, scripts: ScriptSet, deadline: Deadline) -
         f"mkdir -p {final} && mv -f {new}/*.sh {final}/ && rmdir {new}",
         timeout_s=deadline.at_most(STEP_S),
     )
+
+
+CLAIMING = "claiming its lease"
+CHECKING = "checking its lease"
+ENDING = "ending what ran there"
+SCRIPTS = "checking its scripts"
+PROBATION = "its probation run"
+PROBING = "answering a probe"
+
+_SCRIPT = re.compile(r"/([a-z]+)\.sh\b")
+_SCRIPT_ACTIONS = MappingProxyType(
+    {
+        "cleanup": "removing a run's files",
+        "evict": "making room",
+        "fence": CLAIMING,
+        "link": "laying out a run",
+        "prepare": "preparing it for a measurement",
+        "run": "the run of a program",
+        "setup": "preparing its work root",
+        "telemetry": "reading its sensors",
+        "verify": "checking its files",
+    }
+)
+
+
+def describe_command(command: str, work_root: str) -> str:
+    """Return the action of a command of ours; any other command as it is, in backticks."""
+    if f"{work_root}/scripts/" not in command:
+        return f"`{command}`"
+    called = [name for name in _SCRIPT.findall(command) if name in _SCRIPT_ACTIONS]
+    return _SCRIPT_ACTIONS[called[-1]] if called else SCRIPTS
+
+
+class action_named:  # noqa: N801 - used like `contextlib.suppress`
+    """Context manager that lets device errors name `action` in place of a command line.
+
+    A class, so that tracebacks of tests end in the caller, not here or in `contextlib`.
+
+    Args:
+        failures: whether to name it also in the error of a command that failed.
+    """
+
+    def __init__(self, action: str, *, failures: bool = True) -> None:
+        self._action = action
+        self._failures = failures
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        __tracebackhide__ = True
+        if isinstance(error, DeviceTimeoutError):
+            raise DeviceTimeoutError(
+                error.serial, self._action, error.timeout_s, error.log_tail
+            ) from error.__cause__
+        if isinstance(error, DeviceLostError):
+            raise DeviceLostError(error.serial, self._action, error.reason) from error.__cause__
+        if isinstance(error, DeviceCommandError) and self._failures:
+            raise DeviceCommandError(
+                error.serial, self._action, error.exit_status, error.log_tail
+            ) from error.__cause__

@@ -4,12 +4,15 @@ Transactions are short, and those that write come one after the other: SQLite ha
 on PostgreSQL each takes an advisory lock first. So a check in a transaction holds until its end.
 """
 
-import contextlib
+import hashlib
 import os
+import shlex
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -20,9 +23,11 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateColumn
 
 from harness.clock import Clock, SystemClock
+from harness.devices.socket_owner import user_name
 from harness.errors import LedgerError, StoreUnavailableError
-from harness.pool import schema
-from harness.pool.ledger_file import prepare
+from harness.paths import state_dir
+from harness.pool import records
+from harness.pool.owner import host_id
 from harness.results.database import (
     LOCK_NOT_AVAILABLE,
     WRITES,
@@ -257,16 +262,16 @@ class Database:
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None and self._pid == os.getpid():
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 connection.close()
 
     def _prepare_server(self, connection: Connection) -> None:
         connection.execution_options(**{WRITES: True})
         with connection.begin():
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-            schema.METADATA.create_all(connection)
+            records.METADATA.create_all(connection)
             _add_counters(connection)
-            counters = schema.counters
+            counters = records.counters
             of_format = counters.c.name == "format"
             version = connection.scalars(sqlalchemy.select(counters.c.value).where(of_format)).one()
             self._check_format(version)
@@ -331,7 +336,7 @@ class Database:
         version = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
         if version == FORMAT:  # another process was faster
             return
-        schema.METADATA.create_all(connection)
+        records.METADATA.create_all(connection)
         _add_counters(connection)
         if version:
             self._upgrade(connection)
@@ -340,15 +345,15 @@ class Database:
 
     def _upgrade(self, connection: Connection) -> None:
         """Add the columns that an older ledger lacks; `LedgerError` while somebody holds leases."""
-        now, leases = self.times(connection, SystemClock())[1], schema.leases
+        now, leases = self.times(connection, SystemClock())[1], records.leases
         is_live = leases.c.beat + leases.c.ttl > now
         count = sqlalchemy.select(sqlalchemy.func.count()).where(is_live)
         if held := connection.scalar(count):
             reason = f"an older qnnfarm holds {pluralize(held, 'device')}"
             raise LedgerError(self.location, f"{reason}: upgrade it once they are released")
         connection.execute(leases.delete())
-        connection.execute(schema.tickets.delete())
-        for table in schema.METADATA.sorted_tables:
+        connection.execute(records.tickets.delete())
+        for table in records.METADATA.sorted_tables:
             there = {
                 each["name"] for each in sqlalchemy.inspect(connection).get_columns(table.name)
             }
@@ -357,7 +362,7 @@ class Database:
                     text = CreateColumn(column).compile(connection)
                     connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {text}")
 
-    @contextlib.contextmanager
+    @contextmanager
     def _typed_errors(self) -> Iterator[None]:
         try:
             yield
@@ -391,3 +396,76 @@ def _add_counters(connection: Connection) -> None:
     add = sqlalchemy.text("INSERT INTO pool_counters VALUES (:name, :value) ON CONFLICT DO NOTHING")
     rows = [{"name": name, "value": value} for name, value in _COUNTERS.items()]
     connection.execute(add, rows)
+
+
+_NETWORK_TYPES = frozenset(
+    ["9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.rclone",
+     "fuse.s3fs", "fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
+     "ocfs2", "orangefs", "smb3", "smbfs"]
+)  # fmt: skip
+"""File systems that several hosts may have mounted; SQLite's locks are not theirs."""
+
+
+def default_path() -> Path:
+    """Return the path of this user's ledger."""
+    return state_dir() / "pool.db"
+
+
+def place_of(path: Path) -> int:
+    """Return a number that another machine, folder or copy of a ledger does not have."""
+    machine = host_id().partition("/")[2]
+    text = f"{machine} {path.resolve()} {path.stat().st_ino}"
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7])
+
+
+def prepare(path: Path) -> None:
+    """Make the ledger's folder if it is missing.
+
+    Raises:
+        LedgerError: the folder cannot have this user's ledger.
+        OSError: it cannot be made or read.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_folder(path)
+    if kind := network_file_system(path.parent):
+        reason = (
+            f"it would lie on a network file system ({kind}), where other hosts take it for theirs:"
+            " name a local folder with QNNFARM_STATE_DIR, or share a ledger in PostgreSQL"
+        )
+        raise LedgerError(str(path), reason)
+
+
+def check_folder(path: Path) -> None:
+    """Check that the folder of a ledger, if it exists, may have one of this user."""
+    with suppress(FileNotFoundError):
+        if obstacle := _folder_obstacle(path.parent, path.parent.stat()):
+            raise LedgerError(str(path), obstacle)
+
+
+def network_file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the type of the network file system that a folder is on; empty if it is on none."""
+    number = folder.stat().st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    with suppress(OSError):
+        for line in mounts.read_text(errors="replace").splitlines():
+            fields, _, rest = line.partition(" - ")
+            if fields.split()[2:3] == [device] and (kind := rest.partition(" ")[0]):
+                return kind if kind in _NETWORK_TYPES else ""
+    return ""
+
+
+def _folder_obstacle(folder: Path, about: os.stat_result) -> str:
+    """Return why a folder can have no ledger of this user; empty if it can."""
+    quoted = shlex.quote(str(folder))
+    if about.st_mode & stat.S_IWOTH:
+        mode = f"mode {stat.S_IMODE(about.st_mode):04o}"
+        return (
+            f"every user of this host may write its folder ({mode}): "
+            f"`chmod o-w {quoted}`, or name another with QNNFARM_STATE_DIR"
+        )
+    if os.geteuid() in {0, about.st_uid}:
+        return ""
+    return (
+        f"its folder belongs to {user_name(about.st_uid)}: name another with QNNFARM_STATE_DIR, "
+        "or share a ledger in PostgreSQL"
+    )

@@ -20,7 +20,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Self
 
 from harness.clock import Deadline
-from harness.deploy.scripts import ensure_scripts, intact, scripts_folder
+from harness.deploy.scripts import (
+    CLAIMING,
+    ENDING,
+    SCRIPTS,
+    action_named,
+    ensure_scripts,
+    intact,
+    scripts_folder,
+)
 from harness.deploy.store import DISK_FULL
 from harness.devices.commands import MARKS, command_line
 from harness.devices.device import Device
@@ -33,7 +41,6 @@ from harness.errors import (
     NoDeviceError,
     one_line,
 )
-from harness.pool.action_names import CLAIMING, ENDING, SCRIPTS, action_named
 from harness.pool.context import PoolContext
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member

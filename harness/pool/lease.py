@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from harness.clock import Deadline
+from harness.deploy.scripts import CHECKING, PROBING, action_named, describe_command
 from harness.devices.base import CommandResult, DeviceProperties
 from harness.devices.device import Device
 from harness.errors import (
@@ -28,7 +29,6 @@ from harness.errors import (
     LedgerError,
     WrongUseError,
 )
-from harness.pool.action_names import CHECKING, PROBING, action_named, describe_command
 from harness.pool.context import PoolContext
 from harness.pool.failure_policy import FailureReport, Work
 from harness.pool.fence import Fence

@@ -12,15 +12,31 @@ from sqlalchemy import Connection, Row, func, or_, select
 from harness.clock import Clock, format_time
 from harness.devices.socket_owner import user_name
 from harness.errors import LeaseLostError, LedgerError
-from harness.pool import reservations
 from harness.pool.config import QuarantineConfig
-from harness.pool.database import Database
-from harness.pool.evidence import confirm, failures_of, has_failed, judge, record_use, settle
+from harness.pool.database import Database, place_of
 from harness.pool.failure_policy import FailureReport, Work
-from harness.pool.history import HistoryEntry, add_event, read_history
-from harness.pool.ledger_file import place_of
+from harness.pool.history import (
+    HistoryEntry,
+    add_event,
+    confirm,
+    failures_of,
+    has_failed,
+    judge,
+    read_history,
+    record_use,
+    settle,
+)
 from harness.pool.owner import Owner, has_ended, host_id
-from harness.pool.queue import Request, keep, served
+from harness.pool.queue import (
+    Request,
+    add_reservations,
+    cancel_reservation,
+    current_reservations,
+    keep,
+    move_reservations,
+    served,
+    upcoming_reservations,
+)
 from harness.pool.records import (
     DeviceRow,
     Facts,
@@ -28,20 +44,18 @@ from harness.pool.records import (
     LeaseRow,
     RepairKind,
     Reservation,
-    columns_of,
-    device_of,
-    holder_of,
-    lease_of,
-    owner_of,
-    shown,
-)
-from harness.pool.schema import (
     addresses,
+    columns_of,
     counters,
+    device_of,
     devices,
     grants,
     history,
+    holder_of,
+    lease_of,
     leases,
+    owner_of,
+    shown,
     tickets,
 )
 from harness.pool.states import Event, MemberState, after
@@ -223,7 +237,7 @@ class Ledger:
         if other not in {None, key} and other == spec:  # a placeholder, until its key was known
             absent = devices.c.key == other, devices.c.state == MemberState.ABSENT
             db.execute(devices.delete().where(*absent))
-            reservations.move(db, spec, key)
+            move_reservations(db, spec, key)
         row = _device(db, key)
         if row is not None and row.spec != spec and row.state != MemberState.ABSENT:
             return  # a second address, or a device that says that it is this one
@@ -278,7 +292,7 @@ class Ledger:
         rows = db.execute(select(leases).where(leases.c.key.in_(keys)))
         lease_by_key = {row.key: lease_of(row) for row in rows}
         failures = failures_of(db, keys)
-        upcoming = reservations.upcoming(db, self._now(db), keys)
+        upcoming = upcoming_reservations(db, self._now(db), keys)
         return {
             row.key: device_of(
                 row,
@@ -357,7 +371,7 @@ class Ledger:
 
         def add(db: Connection) -> list[Reservation]:
             now = self._now(db)
-            obstacles = reservations.add(db, keys, user, begin, end, now)
+            obstacles = add_reservations(db, keys, user, begin, end, now)
             if not obstacles:
                 text = f"by {user} from {format_time(begin, now)} to {format_time(end, now)}"
                 for key in keys:
@@ -376,7 +390,7 @@ class Ledger:
     def cancel_reservation(self, db: Connection, number: int, by: str) -> Reservation | None:
         """Cancel the reservation of that number and return it; `None` if there is none."""
         now = self._now(db)
-        reservation = reservations.cancel(db, number, now)
+        reservation = cancel_reservation(db, number, now)
         if reservation is not None:
             text = f"{by} cancelled what was {reservation.describe(now)}"
             self._add_event(db, reservation.key, "reservation", text)
@@ -823,7 +837,7 @@ class Ledger:
         free = {key for key, state in states.items() if state == MemberState.READY} - leased
         if not free:
             return {}
-        reserved = reservations.current(db, self._now(db))
+        reserved = current_reservations(db, self._now(db))
 
         def request_of(row: Row[Any]) -> Request:
             keys = _candidates(row.candidates)
@@ -881,7 +895,7 @@ class Ledger:
 
     def _reserved_from_holders(self, db: Connection) -> list[tuple[Row[Any], Reservation]]:
         """Return the leases of devices that are reserved now by other users than their holders."""
-        reserved = reservations.current(db, self._now(db))
+        reserved = current_reservations(db, self._now(db))
         if not reserved:
             return []
         states = devices.c.state.in_([MemberState.LEASED, MemberState.DRAINING])

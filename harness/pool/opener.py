@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 
+from harness.deploy.scripts import action_named
 from harness.devices.adb.client import USB_PORT
 from harness.devices.device import Device
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec, device_types
 from harness.errors import HarnessError, PoolError, one_line
-from harness.pool.action_names import action_named
 from harness.pool.config import DeviceEntry, HostConfig, PoolConfig
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member, Members

@@ -2,13 +2,14 @@
 
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from buildlib.closeable import Closeable
 from harness.clock import Clock, SystemClock
@@ -23,17 +24,14 @@ from harness.errors import (
     LedgerError,
     one_line,
 )
-from harness.pool.admin import PoolAdmin
 from harness.pool.config import AdbServerConfig, PoolConfig, load_config
-from harness.pool.context import PoolContext
-from harness.pool.database import Database
+from harness.pool.context import Heartbeat, PoolContext
+from harness.pool.database import Database, default_path
 from harness.pool.failure_policy import FailureReport, backoff
 from harness.pool.fence import Fence, claim
-from harness.pool.heartbeat import Heartbeat
 from harness.pool.history import HistoryEntry
 from harness.pool.lease import Lease
 from harness.pool.ledger import Ledger
-from harness.pool.ledger_file import default_path
 from harness.pool.members import (
     Member,
     Members,
@@ -42,14 +40,17 @@ from harness.pool.members import (
     members_of_specs,
     status_of,
 )
-from harness.pool.notifications import Notification, Notifier
 from harness.pool.opener import Opener, Prober, devices_of
 from harness.pool.owner import Owner, this_process
 from harness.pool.records import DeviceRow, LeaseRow
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus, OnProgress, Waiting, describe_wait, ignore_progress
-from harness.pool.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from harness.pool.admin import PoolAdmin
+    from harness.pool.notifications import Notification, Notifier
+    from harness.pool.upkeep import Upkeep
 
 VARIABLE = "QNNFARM_POOL"
 LEDGER_VARIABLE = "QNNFARM_LEDGER"
@@ -128,13 +129,13 @@ class Pool(Closeable):
         self._context = PoolContext(config, clock, self.ledger, opener, Heartbeat(self.ledger))
         self._members = Members(self.ledger, members)
         self._prober = Prober(self._members, self.ledger, opener, on_progress)
-        self.upkeep = Upkeep(self._context)
-        self.admin = PoolAdmin(self.ledger, self._members, self.upkeep)
+        self._lock = threading.Lock()
+        self._upkeep: Upkeep | None = None
         self._notifier: Notifier | None = None
         try:
             self.ledger.ledger_id()
             self.ledger.reconcile()
-            self._notifier = Notifier(config.notifications, self.ledger, self._name_of)
+            self._notifier = self._start_notifier()
             if probe:
                 self.probe_absent()
         except BaseException:
@@ -193,9 +194,26 @@ class Pool(Closeable):
         members = members_of_specs(specs)
         return cls(members, config, opener, probe=probe, on_progress=on_progress)
 
+    @property
+    def admin(self) -> "PoolAdmin":
+        """The actions of people on its devices."""
+        from harness.pool.admin import PoolAdmin
+
+        return PoolAdmin(self.ledger, self._members, self.upkeep)
+
+    @property
+    def upkeep(self) -> "Upkeep":
+        """The repair of its devices."""
+        from harness.pool.upkeep import Upkeep
+
+        with self._lock:
+            self._upkeep = self._upkeep or Upkeep(self._context)
+            return self._upkeep
+
     def close(self) -> None:
         """Stop background work, send the notifications that are due, and close the connections."""
-        self.upkeep.close()
+        if self._upkeep is not None:
+            self._upkeep.close()
         if self._notifier is not None:
             self._notifier.close()
         self._context.opener.close()
@@ -283,10 +301,17 @@ class Pool(Closeable):
         key = self._members.key_of(name)
         return [] if key is None else self.ledger.history(key, since=since)
 
-    def notify(self, notification: Notification) -> None:
+    def notify(self, notification: "Notification") -> None:
         """Send a notification to the receivers of its kind; failures are logged."""
         if self._notifier is not None:
             self._notifier.send(notification)
+
+    def _start_notifier(self) -> "Notifier | None":
+        if not self.config.notifications:
+            return None
+        from harness.pool.notifications import Notifier
+
+        return Notifier(self.config.notifications, self.ledger, self._name_of)
 
     def _probe(self, should: Callable[[DeviceRow], bool]) -> None:
         """Probe the devices that should be, and those that the ledger does not know."""
@@ -310,7 +335,8 @@ class Pool(Closeable):
         return replace(status, seen=obstacle or status.seen)
 
     def _start_repairs(self) -> None:
-        self.upkeep.start(self._members.by_key())
+        if due := self.ledger.due_repairs():
+            self.upkeep.start(due, self._members.by_key())
 
 
 @dataclass(frozen=True, slots=True)

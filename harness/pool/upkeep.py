@@ -10,7 +10,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from harness.clock import Deadline, DeadlineExceeded
 from harness.deploy.digests import hashes_on
-from harness.deploy.scripts import ensure_scripts
+from harness.deploy.scripts import PROBATION, action_named, ensure_scripts
 from harness.devices.adb.client import TCP_SERIAL
 from harness.devices.adb.connection import (
     FailReply,
@@ -46,15 +46,14 @@ from harness.errors import (
     RuntimeOutputError,
     one_line,
 )
-from harness.pool.action_names import PROBATION, action_named
 from harness.pool.config import StepName
 from harness.pool.context import PoolContext
 from harness.pool.fence import claim
 from harness.pool.lease import Lease
 from harness.pool.members import Member
+from harness.pool.notifications import run_program
 from harness.pool.opener import ReachedDevice, identify
 from harness.pool.owner import this_process
-from harness.pool.programs import run_program
 from harness.pool.records import DeviceRow, LeaseRow, RepairKind
 from harness.pool.states import Event
 from harness.pool.status import OnProgress, ignore_progress
@@ -149,9 +148,9 @@ class Upkeep:
         self._lock = threading.Lock()
         self._busy: set[str] = set()
 
-    def start(self, members: Mapping[str, Member]) -> None:
-        """Start the repairs that are due, each in a thread."""
-        for key in self._ledger.due_repairs():
+    def start(self, due: Iterable[str], members: Mapping[str, Member]) -> None:
+        """Start the repairs of the devices with these keys, each in a thread."""
+        for key in due:
             if key not in members:
                 continue
             with self._lock:

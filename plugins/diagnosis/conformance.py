@@ -20,10 +20,17 @@ from buildlib.toolchains.base import BinaryInfo, Toolchain
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.qairt.toolchain import QairtToolchain
 from buildlib.toolchains.registry import open_toolchain
-from harness.cli.arguments import WAIT_S, Json, ToolchainOptions, Wait, read_text, write_file
+from harness.cli.arguments import (
+    WAIT_S,
+    Json,
+    ToolchainOptions,
+    Wait,
+    read_text,
+    with_groups,
+    write_file,
+)
 from harness.cli.completion import complete_devices, complete_socs
 from harness.cli.device_lease import lease_device, virtual_device
-from harness.cli.groups import with_groups
 from harness.console import answers, print_json, print_remark
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device

@@ -35,9 +35,8 @@ from buildlib.numerics.host_loop import HostLoop, feed_window
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.mha2sha import whole_name
 from buildlib.replay import optimized_model
-from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json
+from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json, with_groups
 from harness.cli.device_lease import open_session
-from harness.cli.groups import with_groups
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD

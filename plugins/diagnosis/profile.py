@@ -10,9 +10,8 @@ import typer
 from buildlib.container.container import GenAIContainer
 from buildlib.paths import default_cache_root
 from buildlib.toolchains.base import NodeCycles
-from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json
+from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json, with_groups
 from harness.cli.device_lease import open_session
-from harness.cli.groups import with_groups
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.runtimes.graph.runtime import GraphRuntime
 from harness.runtimes.registry import open_model

@@ -16,11 +16,10 @@ from harness.cli.arguments import (
     KeepIn,
     RunOptions,
     find_reference,
+    with_groups,
     write_file,
 )
-from harness.cli.groups import with_groups
-from harness.cli.measured import print_from
-from harness.cli.recorded_session import open_recorded_session
+from harness.cli.recorded_session import open_recorded_session, print_from
 from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError, one_line
 from harness.runtimes.base import TextVectors

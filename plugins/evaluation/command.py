@@ -19,11 +19,10 @@ from harness.cli.arguments import (
     Runtime,
     absolute,
     find_reference,
+    with_groups,
 )
 from harness.cli.dialog_options import System, UseChat
-from harness.cli.groups import with_groups
-from harness.cli.measured import with_error
-from harness.cli.recorded_session import open_recorded_session
+from harness.cli.recorded_session import open_recorded_session, with_error
 from harness.console import answers, print_json, print_remark, progress, visible
 from harness.results.metrics import METRICS
 from harness.runtimes.registry import open_model

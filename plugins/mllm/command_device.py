@@ -18,10 +18,9 @@ from buildlib.numerics.evaluation import ModelSide, compare_sides
 from buildlib.paths import default_cache_root
 from buildlib.sizes import size_text
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from harness.cli.arguments import DeviceOptions, Json, RunOptions, absolute
+from harness.cli.arguments import DeviceOptions, Json, RunOptions, absolute, with_groups
 from harness.cli.device_lease import open_session
 from harness.cli.generate import answer
-from harness.cli.groups import with_groups
 from harness.cli.progress import BuildBar
 from harness.cli.verify import emulated
 from harness.console import answers, print_json, print_remark, print_rows

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from harness.cli.arguments import Json
-from harness.cli.groups import with_groups
+from harness.cli.arguments import Json, with_groups
 from harness.console import answers, print_json, print_remark, progress
 from harness.errors import WrongUseError, one_line
 from harness.words import pluralize

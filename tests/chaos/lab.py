@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.devices.adb.server import ensure_server
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.device import Device
-from harness.pool.ledger_file import default_path
+from harness.pool.database import default_path
 from harness.pool.pool import Pool
 from plugins.virtual_android.control import DeviceControl
 from plugins.virtual_android.host import hosted_control, hosted_devices

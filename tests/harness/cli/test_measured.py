@@ -1,6 +1,6 @@
 """Measured values in words."""
 
-from harness.cli.measured import in_words, with_error
+from harness.cli.recorded_session import in_words, with_error
 
 
 def test_a_value_has_its_label_its_error_and_its_unit() -> None:

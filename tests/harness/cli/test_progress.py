@@ -12,7 +12,7 @@ import pytest
 from buildlib.progress import tell, working
 from harness import console
 from harness.cli import progress
-from harness.cli.progress import deploy_progress
+from harness.cli.device_lease import deploy_progress
 from harness.devices.device import Device
 from tests.command_line import start
 

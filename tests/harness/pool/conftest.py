@@ -16,12 +16,11 @@ from sqlalchemy import Connection, Row, text
 from harness.clock import Clock
 from harness.devices.adb.client import AdbServer
 from harness.devices.spec import DeviceSpec
-from harness.pool import schema
+from harness.pool import records
 from harness.pool.config import PoolConfig, QuarantineConfig, parse_config
-from harness.pool.context import PoolContext
+from harness.pool.context import Heartbeat, PoolContext
 from harness.pool.database import Database
 from harness.pool.failure_policy import FailureReport
-from harness.pool.heartbeat import Heartbeat
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member
 from harness.pool.opener import Opener
@@ -181,7 +180,7 @@ def two_devices(adb_server: AdbServer) -> "Iterator[tuple[manager.VirtualDevice,
 @pytest.fixture
 def server_location(postgresql_server: PostgresqlServer) -> str:
     """Location of an empty ledger on a server."""
-    names = ", ".join(schema.METADATA.tables)
+    names = ", ".join(records.METADATA.tables)
     with closing(postgresql_server.connect()) as connection, suppress(UndefinedTable):
         connection.execute(f"TRUNCATE {names} RESTART IDENTITY".encode())
     return postgresql_server.url("postgres")

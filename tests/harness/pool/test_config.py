@@ -9,7 +9,7 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, HarnessError, PoolError
 from harness.pool.config import PoolConfig, load_config, parse_config
 from harness.pool.members import Member, configured_members
-from harness.pool.programs import run_program
+from harness.pool.notifications import run_program
 from harness.pool.upkeep import fill_placeholders
 
 _DOC = Path(__file__).parents[3] / "docs" / "pool.md"

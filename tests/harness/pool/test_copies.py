@@ -26,12 +26,11 @@ from harness.devices.device import Device
 from harness.devices.local import LocalTransport
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceHeldError, HarnessError, LeaseLostError, LedgerError
-from harness.pool import schema
-from harness.pool.context import PoolContext
+from harness.pool import records
+from harness.pool.context import Heartbeat, PoolContext
+from harness.pool.database import place_of
 from harness.pool.fence import claim
-from harness.pool.heartbeat import Heartbeat
 from harness.pool.lease import Lease
-from harness.pool.ledger_file import place_of
 from harness.pool.members import Member
 from harness.pool.opener import identify
 from harness.pool.records import Facts, LeaseRow
@@ -113,7 +112,7 @@ def saved(bench: Bench) -> Rows:
     """Copy a ledger's state."""
 
     def read(db: Connection) -> Rows:
-        tables = schema.METADATA.sorted_tables
+        tables = records.METADATA.sorted_tables
         return {t.name: [dict(row) for row in db.execute(select(t)).mappings()] for t in tables}
 
     return bench.database.read(read)
@@ -123,13 +122,13 @@ def put_back(bench: Bench, rows: Rows, **counters: int) -> None:
     """Bring a ledger to a state that was saved."""
 
     def write(db: Connection) -> None:
-        for table in schema.METADATA.sorted_tables:
+        for table in records.METADATA.sorted_tables:
             db.execute(delete(table))
             if rows[table.name]:
                 db.execute(insert(table), rows[table.name])
         for name, value in counters.items():
-            of_name = schema.counters.c.name == name
-            db.execute(schema.counters.update().where(of_name).values(value=value))
+            of_name = records.counters.c.name == name
+            db.execute(records.counters.update().where(of_name).values(value=value))
 
     bench.database.write(write)
 

@@ -2,7 +2,7 @@
 
 import time
 
-from harness.pool.heartbeat import Heartbeat
+from harness.pool.context import Heartbeat
 from harness.pool.ledger import Ledger
 from tests.harness.pool.conftest import Bench, process
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import harness.pool
+import harness.pool.context
 import harness.pool.database
-import harness.pool.heartbeat
 import harness.pool.lease
 import harness.pool.pool
 from harness.devices.base import CommandResult
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.first
 _OUTSIDE = (
     harness.pool.pool,
     harness.pool.database,
-    harness.pool.heartbeat,
+    harness.pool.context,
     harness.pool.lease,
 )
 """Code that does not run within a transaction: an end in the middle of one undoes it, whole."""

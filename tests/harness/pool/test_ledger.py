@@ -18,8 +18,7 @@ from sqlalchemy import Connection
 from harness.errors import LeaseLostError, LedgerError
 from harness.pool.database import _LOCK, FORMAT, Database, _LostServerError
 from harness.pool.failure_policy import FailureReport
-from harness.pool.records import Facts, FenceRecord
-from harness.pool.schema import devices
+from harness.pool.records import Facts, FenceRecord, devices
 from harness.pool.states import Event
 from harness.results.database import WRITES
 from tests.clock import ManualClock
@@ -290,7 +289,7 @@ def test_a_good_lease_ends_a_row_of_failures(bench: Bench) -> None:
 def test_quarantine_keeps_a_device_out_for_longer_each_time_it_returns(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.pool.evidence._MEMORY", 20)
+    monkeypatch.setattr("harness.pool.history._MEMORY", 20)
     bench.add("a")
     for wait_s in (60, 120, 240):
         for _ in range(3):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import LedgerError
-from harness.pool import ledger_file
+from harness.pool import database
 from tests.harness.pool.conftest import on_a_small_disk
 
 _PROGRAM = """
@@ -71,12 +71,12 @@ def test_a_full_disk_is_told_as_one_and_the_ledger_works_again_after_it(tmp_path
 def test_a_folder_of_others_has_no_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(LedgerError, match=r"every user .* \(mode 0777\): `chmod o-w"):
-        ledger_file.prepare(tmp_path / "pool.db")
+        database.prepare(tmp_path / "pool.db")
     tmp_path.chmod(0o2770)
-    ledger_file.prepare(tmp_path / "pool.db")
+    database.prepare(tmp_path / "pool.db")
     monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(LedgerError, match=r"its folder belongs to .*: name another"):
-        ledger_file.prepare(tmp_path / "pool.db")
+        database.prepare(tmp_path / "pool.db")
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ def test_a_ledger_on_a_network_file_system_is_refused(
         "22 1 0:21 / / rw shared:1 - nfs server:/root rw\n"
         f"36 35 {numbers} /a\\040b /mnt rw,noatime master:1 - {kind} server:/home rw\n"
     )
-    found = ledger_file.network_file_system(tmp_path, mounts)
+    found = database.network_file_system(tmp_path, mounts)
     assert found == (kind if is_network else "")
-    monkeypatch.setattr(ledger_file, "network_file_system", lambda _: found)
+    monkeypatch.setattr(database, "network_file_system", lambda _: found)
     if is_network:
         with pytest.raises(LedgerError, match=rf"network file system \({kind}\).*PostgreSQL"):
-            ledger_file.prepare(tmp_path / "pool.db")
+            database.prepare(tmp_path / "pool.db")
     else:
-        ledger_file.prepare(tmp_path / "pool.db")
+        database.prepare(tmp_path / "pool.db")

@@ -95,7 +95,7 @@ def test_a_killed_process_in_a_transaction_leaves_the_ledger_whole(
 import os, signal, sys
 from pathlib import Path
 from harness.pool.database import Database
-from harness.pool.schema import devices
+from harness.pool.records import devices
 
 def work(db):
     db.execute(devices.delete())

@@ -12,16 +12,14 @@ from sqlalchemy import select
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseTimeoutError
 from harness.pool.config import PoolConfig, QuarantineConfig
-from harness.pool.context import PoolContext
+from harness.pool.context import Heartbeat, PoolContext
 from harness.pool.database import Database
-from harness.pool.heartbeat import Heartbeat
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member
 from harness.pool.owner import this_process
 from harness.pool.pool import Acquisition
-from harness.pool.records import Facts
+from harness.pool.records import Facts, tickets
 from harness.pool.requirement import Requirement
-from harness.pool.schema import tickets
 from harness.pool.states import Event
 from tests.clock import ManualClock
 from tests.harness.pool.conftest import Bench, on_each_database, process
