@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from buildlib.cache.file_hashes import HashMemo
 from buildlib.container.files import (
@@ -20,7 +20,6 @@ from buildlib.container.files import (
     write_text,
 )
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.htp_config import HtpConfig
 from buildlib.container.layout import (
     ARCHIVE_SUFFIX,
     GENIE_CONFIG,
@@ -46,6 +45,9 @@ from buildlib.errors import (
     InvalidOptionError,
 )
 from buildlib.paths import user_path
+
+if TYPE_CHECKING:
+    from buildlib.container.htp_config import HtpConfig
 
 
 class GenAIContainerable:
@@ -101,7 +103,6 @@ class GenAIContainer(GenAIContainerable):
     path: Path
     metadata: ContainerMetadata
     configuration: Configuration
-    htp_config: HtpConfig
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, verify: bool = True) -> "GenAIContainer":
@@ -124,8 +125,7 @@ class GenAIContainer(GenAIContainerable):
         for name in configuration.referenced_files:
             if not has_file(metadata.files, name):
                 raise file_error(folder, name, "is configured but is not in it")
-        htp_config = HtpConfig.from_file(folder / HTP_CONFIG)
-        return cls(folder, metadata, configuration, htp_config)
+        return cls(folder, metadata, configuration)
 
     @property
     def embeds(self) -> bool:
@@ -139,6 +139,13 @@ class GenAIContainer(GenAIContainerable):
             reason = "holds a text encoder, which answers no prompts: use `qnnfarm embed`"
             raise ContainerError(str(self.path), reason)
         return self.configuration
+
+    @property
+    def htp_config(self) -> "HtpConfig":
+        """The file of QNN's HTP extensions, which a run hands to Genie unread."""
+        from buildlib.container.htp_config import HtpConfig
+
+        return HtpConfig.from_file(self.files[HTP_CONFIG])
 
     @property
     def embedding_config(self) -> TextEmbeddingConfig:
@@ -166,11 +173,11 @@ class GenAIContainer(GenAIContainerable):
             return self
         self._refuse_inside(destination)
         if exist_ok and self._is_at(destination):
-            return GenAIContainer(destination, self.metadata, self.configuration, self.htp_config)
+            return GenAIContainer(destination, self.metadata, self.configuration)
         with place_folder(destination, exist_ok=exist_ok) as scratch:
             self._copy_to(scratch)
             write_text(scratch / METADATA, self.metadata.to_json(), "configuration")
-        return GenAIContainer(destination, self.metadata, self.configuration, self.htp_config)
+        return GenAIContainer(destination, self.metadata, self.configuration)
 
     def export(self, dest: str | PathLike[str], format: ExportFormat = "genie_bundle") -> Path:  # noqa: A002 - the documented word
         """Export the bundle: the files that Genie reads, without our manifest.

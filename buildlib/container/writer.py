@@ -124,7 +124,7 @@ def write_container(
             contract=draft.contract,
         )
         write_text(scratch / METADATA, metadata.to_json(), "configuration")
-    return GenAIContainer(dest, metadata, draft.genie_config, draft.htp_config)
+    return GenAIContainer(dest, metadata, draft.genie_config)
 
 
 def _write_files(draft: ContainerContents, folder: Path) -> dict[str, FileRecord]:

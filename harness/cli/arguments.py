@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
-from datetime import datetime
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -11,11 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import typer
 
 from buildlib.files import atomic_write_bytes, check_file
-from buildlib.toolchains.base import Toolchain
-from buildlib.toolchains.registry import ToolchainName, open_toolchain
 from harness.cli.completion import complete_containers, complete_devices
 from harness.errors import HostFileError, WrongUseError
-from harness.moments import parse_moment
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -45,10 +41,6 @@ def with_groups(command: _Command) -> _Command:
     return cast("_Command", call)
 
 
-def _parse_since(text: str) -> datetime:
-    return parse_moment(text, "--since")
-
-
 ContainerDir = Annotated[
     Path, typer.Argument(help="Folder of a container.", autocompletion=complete_containers)
 ]
@@ -75,14 +67,6 @@ Database = Annotated[
 ]
 KeepIn = Annotated[
     str | None, typer.Option("--db", help="Results database to keep the results in.")
-]
-Since = Annotated[
-    datetime | None,
-    typer.Option(
-        parser=_parse_since,
-        metavar="AGE|DATE",
-        help="Only runs since then: 7d, 12h, or a date such as 2026-05-31 (UTC).",
-    ),
 ]
 Threshold = Annotated[
     float,
@@ -198,33 +182,6 @@ MaxKl = Annotated[
         min=0, metavar="N", help="Fail at a KL divergence from the reference above N nats."
     ),
 ]
-
-
-@dataclass(frozen=True)
-class ToolchainOptions:
-    """The compiler of a build."""
-
-    toolchain: Annotated[
-        ToolchainName,
-        typer.Option(
-            help="Compiler: `pypi`, the wheel that is installed with qnnfarm, or "
-            "`qairt`, the vendor's SDK (docs/qairt.md)."
-        ),
-    ] = "pypi"
-    qairt_sdk: Annotated[
-        Path | None,
-        typer.Option(
-            "--qairt-sdk",
-            metavar="DIR",
-            help="Folder of an unpacked QAIRT SDK; by default of $QAIRT_SDK_ROOT or "
-            "$QNN_SDK_ROOT, or the newest in /opt/qcom/aistack/qairt.",
-            show_default=False,
-        ),
-    ] = None
-
-    def open(self) -> Toolchain:
-        """Open the compiler."""
-        return open_toolchain(self.toolchain, self.qairt_sdk)
 
 
 _RUNTIME = "Runtime of the container: genie, or another of docs/runtimes.md."

@@ -22,11 +22,12 @@ from buildlib.checkpoint.layout import CALIBRATION_TEXT, CONFIG_FILE
 from buildlib.errors import ContainerError, InputFileError, VerificationFailedError
 from buildlib.sizes import size_text
 from buildlib.targets import parse_target
+from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.registry import ToolchainName, open_toolchain
 from harness.cli.arguments import (
     Json,
     LabDb,
     ReferenceWith,
-    ToolchainOptions,
     absolute,
     read_text,
     with_groups,
@@ -89,6 +90,33 @@ class BuildSummary:
             f"{pluralize(self.parts, 'part')}, {size_text(self.size_bytes)}, {cache}{kl}"
             f"{pluralize(self.stages_run, 'stage')} run, {self.stages_reused} from the cache"
         )
+
+
+@dataclass(frozen=True)
+class ToolchainOptions:
+    """The compiler of a build."""
+
+    toolchain: Annotated[
+        ToolchainName,
+        typer.Option(
+            help="Compiler: `pypi`, the wheel that is installed with qnnfarm, or "
+            "`qairt`, the vendor's SDK (docs/qairt.md)."
+        ),
+    ] = "pypi"
+    qairt_sdk: Annotated[
+        Path | None,
+        typer.Option(
+            "--qairt-sdk",
+            metavar="DIR",
+            help="Folder of an unpacked QAIRT SDK; by default of $QAIRT_SDK_ROOT or "
+            "$QNN_SDK_ROOT, or the newest in /opt/qcom/aistack/qairt.",
+            show_default=False,
+        ),
+    ] = None
+
+    def open(self) -> Toolchain:
+        """Open the compiler."""
+        return open_toolchain(self.toolchain, self.qairt_sdk)
 
 
 @dataclass(frozen=True)

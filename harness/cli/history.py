@@ -1,14 +1,16 @@
 """`qnnfarm history`: a metric night by night, with the changes of its level."""
 
 import math
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
-from harness.cli.arguments import Database, Json, Since
+from harness.cli.arguments import Database, Json
 from harness.cli.completion import complete_metrics
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
+from harness.moments import parse_moment
 from harness.results.history import (
     Drift,
     MeasuredNight,
@@ -26,6 +28,20 @@ from harness.words import emulator_notice, percent, pluralize
 
 _LANE = 32
 _COMMIT = 10
+
+
+def _parse_since(text: str) -> datetime:
+    return parse_moment(text, "--since")
+
+
+Since = Annotated[
+    datetime | None,
+    typer.Option(
+        parser=_parse_since,
+        metavar="AGE|DATE",
+        help="Only runs since then: 7d, 12h, or a date such as 2026-05-31 (UTC).",
+    ),
+]
 
 
 def history(

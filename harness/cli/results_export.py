@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import Database, Since, write_file
+from harness.cli.arguments import Database, write_file
 from harness.cli.completion import complete_socs
+from harness.cli.history import Since
 from harness.console import print_remark
 from harness.errors import WrongUseError
 from harness.results.records import RunKind, RunStatus

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from buildlib.container.chat_template import ChatTemplate, Message
 from buildlib.errors import ContainerError
 from harness.errors import WrongUseError
 from harness.runtimes.tokenizer import encode, load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from buildlib.container.chat_template import ChatTemplate, Message
 
 _SHOWN_TOKENS = 4
 CHAT_KEYS = ("chat", "system")
@@ -62,7 +63,7 @@ class ChatTurns:
         end_token: ends answers in the template; None if it writes no special token after them.
     """
 
-    messages: tuple[Message, ...]
+    messages: "tuple[Message, ...]"
     ids: tuple[tuple[int, ...], ...]
     end_token: int | None
 
@@ -76,11 +77,13 @@ class Chat:
     """
 
     folder: Path
-    template: ChatTemplate
+    template: "ChatTemplate"
 
     @classmethod
     def of(cls, folder: Path) -> Self:
         """Read the template of a container."""
+        from buildlib.container.chat_template import ChatTemplate
+
         template = ChatTemplate.find(folder)
         if template is None:
             raise WrongUseError(
@@ -178,7 +181,7 @@ class Chat:
         )
 
     def _render(
-        self, conversations: Sequence[Sequence[Message]], *, add_prompt: bool = True
+        self, conversations: "Sequence[Sequence[Message]]", *, add_prompt: bool = True
     ) -> list[str]:
         return self.template.render(conversations, self.folder, add_generation_prompt=add_prompt)
 
@@ -198,15 +201,15 @@ class Chat:
         return frozenset(token for token, entry in decoder.items() if entry.special)
 
 
-def _system(text: str | None) -> list[Message]:
+def _system(text: str | None) -> "list[Message]":
     return [] if text is None else [{"role": "system", "content": text}]
 
 
-def _user(text: str) -> Message:
+def _user(text: str) -> "Message":
     return {"role": "user", "content": text}
 
 
-def _unused_word(messages: Sequence[Message]) -> str:
+def _unused_word(messages: "Sequence[Message]") -> str:
     """Return a word that stands in for an answer, and in no message."""
     while True:
         word = f"Answer{secrets.token_hex(8)}"

@@ -23,12 +23,12 @@ from buildlib.toolchains.registry import open_toolchain
 from harness.cli.arguments import (
     WAIT_S,
     Json,
-    ToolchainOptions,
     Wait,
     read_text,
     with_groups,
     write_file,
 )
+from harness.cli.build import ToolchainOptions
 from harness.cli.completion import complete_devices, complete_socs
 from harness.cli.device_lease import lease_device, virtual_device
 from harness.console import answers, print_json, print_remark

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli.arguments import ToolchainOptions
-from harness.cli.build import ModelOptions
+from harness.cli.build import ModelOptions, ToolchainOptions
 from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
 

@@ -277,7 +277,7 @@ def test_a_container_for_something_else_is_refused(
 def said_to_be_for(target: str, container: GenAIContainer) -> GenAIContainer:
     other = container.metadata.target.model_copy(update={"name": target})
     metadata = container.metadata.model_copy(update={"target": other})
-    return GenAIContainer(container.path, metadata, container.genie_config, container.htp_config)
+    return GenAIContainer(container.path, metadata, container.genie_config)
 
 
 @pytest.fixture
