@@ -20,9 +20,8 @@ from harness.runtimes.base import Model, RuntimeOptions
 from harness.runtimes.bundles.bundle import ENVIRONMENT, Bundle, BundleRecord, pushed_files
 from harness.runtimes.bundles.checks import find_faults, libraries_on
 from harness.runtimes.bundles.sources import ANDROID, EMULATOR
-from harness.runtimes.container_model import ContainerModel
+from harness.runtimes.container_model import ContainerModel, target_of
 from harness.runtimes.deployed import DeployedRuntime
-from harness.runtimes.files import target_of
 from harness.runtimes.registry import open_model
 from harness.words import pluralize
 

@@ -1,4 +1,4 @@
-"""Recordings of commands' runs: results, traces and the library's log."""
+"""Recordings of commands' runs: results, traces, the library's log, and values in words."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence

@@ -8,10 +8,16 @@ from pathlib import Path
 from harness.clock import Deadline
 from harness.deploy.deployment import DeployedFile, DeployFile, Deployment
 from harness.deploy.digests import FileDigest, hash_files
-from harness.deploy.eviction import EvictionPolicy, Room, StoreUsage, make_room, read_usage
 from harness.deploy.push import Progress
 from harness.deploy.scripts import ensure_scripts
-from harness.deploy.store import DeviceStore
+from harness.deploy.store import (
+    DeviceStore,
+    EvictionPolicy,
+    Room,
+    StoreUsage,
+    make_room,
+    read_usage,
+)
 from harness.devices.device import Device
 from harness.errors import HostFileError
 

@@ -1,4 +1,4 @@
-"""Who gets a device next: first come, first served, without starvation; and reservations.
+"""Queue of requests: first come, first served, without starvation; and reservations.
 
 Tickets are matched to free devices in the order in which they came. A ticket that cannot be
 served whole keeps the devices it got (they wait for it until the rest are free), so a later ticket

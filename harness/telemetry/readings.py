@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from harness.devices.device import Device
 from harness.devices.properties import parse_battery, parse_dumpsys
-from harness.telemetry.protocol import TelemetryRecording, parse_recording
+from harness.telemetry.protocol import TelemetryRecording, kind_of, parse_recording
 from harness.telemetry.thermal_service import ThermalService, parse_thermal_service
-from harness.telemetry.units import kind_of
 
 _HEALTH = {2: "Good", 3: "Overheat", 4: "Dead", 5: "Over voltage", 6: "Failure", 7: "Cold"}
 """`BatteryManager.BATTERY_HEALTH_*`."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from harness.devices.properties import parse_dumpsys
-from harness.telemetry.units import COLDEST_C, HOTTEST_C
+from harness.telemetry.protocol import COLDEST_C, HOTTEST_C
 
 STATUS_NAMES = ("none", "light", "moderate", "severe", "critical", "emergency", "shutdown")
 """`PowerManager.THERMAL_STATUS_*` by number; from `light` on the device slows itself down."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.results.records import TelemetrySeries
+from harness.telemetry.protocol import kind_of
 from harness.telemetry.thermal_service import STATUS_NAMES
-from harness.telemetry.units import kind_of
 
 HOT_DIE_C = 70.0
 HOT_SURFACE_C = 42.0

@@ -38,7 +38,7 @@ from harness.errors import HostFileError
 from harness.exit_codes import BAD
 from harness.results.provenance import own_version
 from harness.runtimes.base import Generates, GenerationRequest, GenerationResult
-from harness.runtimes.bundles.python import find_python
+from harness.runtimes.bundles.sources import find_python
 from harness.runtimes.registry import open_model
 from harness.words import pluralize
 from harness.workloads.bench_prompt import cut_prompt

@@ -24,7 +24,7 @@ from harness.exit_codes import BAD
 from harness.runtimes.base import DecodesSteps, Generates, GenerationRequest, StepWindow
 from harness.runtimes.bundles.checks import find_faults
 from harness.runtimes.context_limit import ContextLimit
-from harness.runtimes.genie.bundle import genie_bundle
+from harness.runtimes.genie.runtime import genie_bundle
 from harness.runtimes.graph.runtime import graph_bundle
 from harness.runtimes.registry import open_model, runtimes
 from harness.workloads.bench_prompt import cut_prompt

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.deploy.deploy import deploy, remove_run
 from harness.deploy.deployment import DeployFile
-from harness.deploy.eviction import EvictionPolicy
+from harness.deploy.store import EvictionPolicy
 from harness.devices.device import Device
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement

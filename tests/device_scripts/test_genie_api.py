@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import device_scripts
-from harness.runtimes.files import qnn_api_files
+from harness.runtimes.container_model import qnn_api_files
 from tests.device_scripts.conftest import Runner
 
 if TYPE_CHECKING:

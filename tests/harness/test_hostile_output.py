@@ -22,8 +22,7 @@ from buildlib.error_base import QnnfarmError, one_line
 from harness.clock import Deadline
 from harness.codes import find_codes
 from harness.deploy.digests import FileDigest, hashes_on
-from harness.deploy.eviction import EvictionPolicy, make_room, read_usage
-from harness.deploy.store import DeviceStore
+from harness.deploy.store import DeviceStore, EvictionPolicy, make_room, read_usage
 from harness.devices.adb.client import AdbServer, parse_devices
 from harness.devices.adb.connection import Connection, FailReply
 from harness.devices.adb.transport import AdbTransport, ShellSession

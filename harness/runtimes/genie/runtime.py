@@ -7,6 +7,7 @@ import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from buildlib.container.manifest import CLIPPED_ADAPTERS, GENIE_CONTRACT, Specul
 from buildlib.container.op_packages import registrations
 from buildlib.errors import ModelWarning
 from buildlib.speculative.agreement import bound_turns
+from harness.deploy.deployment import DeployFile
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.errors import (
@@ -50,13 +52,19 @@ from harness.runtimes.base import (
     Turn,
     Window,
 )
-from harness.runtimes.bundles.python import NAMED
-from harness.runtimes.bundles.sources import PROGRAMS
-from harness.runtimes.container_model import ContainerModel, ContainerRuntime, has_bos
+from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.bundles.sources import NAMED, PROGRAMS, SDK_PROGRAMS, find_genie, find_python
+from harness.runtimes.container_model import (
+    ContainerModel,
+    ContainerRuntime,
+    check_limits,
+    has_bos,
+    open_container,
+    qnn_api_files,
+    target_of,
+)
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.files import check_limits, open_container, target_of
-from harness.runtimes.genie.bundle import genie_bundle
 from harness.runtimes.genie.conversation import (
     ConversationScript,
     alpha_tensor,
@@ -65,6 +73,9 @@ from harness.runtimes.genie.conversation import (
 )
 from harness.runtimes.genie.output import (
     IDS,
+    STEP_RUNNER,
+    STEP_SAMPLER,
+    StepRun,
     complete_figures,
     find_early_end,
     generated_text,
@@ -78,7 +89,6 @@ from harness.runtimes.genie.output import (
 )
 from harness.runtimes.genie.prompt_embeddings import read_embeddings, row_bytes
 from harness.runtimes.genie.speculation import compare_dialog, refuse_wrong_dialogs
-from harness.runtimes.genie.steps import STEP_RUNNER, STEP_SAMPLER, StepRun
 from harness.runtimes.genie.text_encoder import EncoderRun
 from harness.runtimes.run_folder import runner_command
 from harness.runtimes.tokenizer import encode
@@ -283,6 +293,33 @@ def _lora_arguments(lora: Mapping[str, float], config: GenieConfig) -> list[str]
         for name, strength in lora.items()
         for word in ("--lora", f"{name},{alpha},{strength!r}")
     ]
+
+
+_RUNNER_FILES = (
+    "genie_api.py", "genie_app.py", "genie_app_script.py", "genie_embeddings.py",
+    "genie_logits.py", "genie_nodes.py", "genie_perplexity.py", "genie_t2e_run.py",
+    "genie_t2t_run.py", "genie_trace.py",
+)  # fmt: skip
+
+
+def genie_bundle(container: GenAIContainer, abi: str) -> Bundle:
+    """Collect all that Genie needs to run a container on devices of an ABI.
+
+    The SDK's programs run where devices have no Python; ours, which do more, where they have one or
+    the user gives one.
+    """
+    bundle, python = find_genie(abi, target_of(container).soc), find_python(abi)
+    if python:
+        libraries = {name: file for name, file in bundle.files.items() if name not in SDK_PROGRAMS}
+        bundle = replace(bundle, files={**libraries, **python})
+    files = {name: DeployFile(path, origin="container") for name, path in container.files.items()}
+    if PROGRAMS[0] not in bundle.files:
+        scripts = resources.files("device_scripts")
+        paths = {name: Path(str(scripts / name)) for name in _RUNNER_FILES}
+        if container.metadata.op_packages:
+            paths |= qnn_api_files()
+        files |= {name: DeployFile(path, origin="qnnfarm") for name, path in paths.items()}
+    return bundle.add(files)
 
 
 class GenieRuntime(ContainerRuntime):

@@ -31,12 +31,18 @@ from harness.runtimes.base import (
     Window,
 )
 from harness.runtimes.bundles.bundle import Bundle
-from harness.runtimes.bundles.python import NAMED, find_python
-from harness.runtimes.bundles.sources import ANDROID, find_qnn
-from harness.runtimes.container_model import ContainerModel, ContainerRuntime, has_bos
+from harness.runtimes.bundles.sources import ANDROID, NAMED, find_python, find_qnn
+from harness.runtimes.container_model import (
+    ContainerModel,
+    ContainerRuntime,
+    has_bos,
+    open_container,
+    qnn_api_files,
+    target_of,
+)
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.files import open_container, qnn_api_files, target_of
 from harness.runtimes.genie.output import (
+    StepRun,
     complete_figures,
     find_early_end,
     generated_text,
@@ -52,7 +58,6 @@ from harness.runtimes.genie.runtime import (
     eos_tokens,
     framed,
 )
-from harness.runtimes.genie.steps import StepRun
 from harness.runtimes.graph.tensors import StepTensors, parse_dump
 from harness.runtimes.run_folder import RunFolder, RunOutcome, runner_command
 from harness.runtimes.tokenizer import encode

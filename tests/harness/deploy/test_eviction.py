@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.deploy.deploy import deploy, evict, remove_run, store_usage
-from harness.deploy.eviction import EvictionPolicy
+from harness.deploy.store import EvictionPolicy
 from harness.devices.device import Device
 from harness.errors import DeviceFullError
 from plugins.virtual_android.manager import VirtualDevice
@@ -115,7 +115,7 @@ _DEPLOY_OFTEN = """
 import random, sys
 from pathlib import Path
 from harness.deploy.deploy import deploy, remove_run
-from harness.deploy.eviction import EvictionPolicy
+from harness.deploy.store import EvictionPolicy
 from harness.devices.adb.discovery import open_device
 
 device = open_device(sys.argv[1])

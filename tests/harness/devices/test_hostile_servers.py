@@ -15,7 +15,7 @@ from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.client import AdbDeviceInfo
 from harness.devices.adb.connection import Connection, FailReply, ServerAddress, Stalled, query
 from harness.devices.adb.server import resolve_server
-from harness.devices.adb.sync import SyncSession
+from harness.devices.adb.transport import SyncSession
 from harness.devices.spec import AndroidType, DeviceSpec
 from harness.devices.ssh.config import resolve_host
 from harness.devices.ssh.connection import connect

@@ -15,8 +15,7 @@ from harness.devices.device import Device
 from harness.errors import RunnerError, RuntimeChoiceError
 from harness.runtimes.base import GenerationRequest, RuntimeOptions, StepWindow
 from harness.runtimes.bundles.sources import PROGRAMS
-from harness.runtimes.genie.bundle import genie_bundle
-from harness.runtimes.genie.runtime import GenieModel, GenieRuntime
+from harness.runtimes.genie.runtime import GenieModel, GenieRuntime, genie_bundle
 from harness.runtimes.graph.runtime import GraphRuntime
 from harness.runtimes.run_folder import runner_command
 from tests.builders import builder_for

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.results.derived import DISCHARGING
-from harness.telemetry.protocol import MOST_CHANNELS, parse_recording
-from harness.telemetry.units import parse_value, unit_of
+from harness.telemetry.protocol import MOST_CHANNELS, parse_recording, parse_value, unit_of
 
 HEAD = """\
 format=1

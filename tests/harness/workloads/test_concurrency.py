@@ -3,13 +3,13 @@
 import signal
 from pathlib import Path
 
-from harness.workloads.concurrency import SessionCount
+from harness.workloads.session import SessionCount
 from tests.command_line import Started
 
 _JOIN = """
 import sys
 from pathlib import Path
-from harness.workloads.concurrency import SessionCount
+from harness.workloads.session import SessionCount
 count = SessionCount(Path(sys.argv[1]))
 count.join()
 print(count.highest, flush=True)

@@ -10,7 +10,7 @@ import pytest
 from harness.devices.device import Device
 from harness.errors import OutputCheckError, WrongUseError
 from harness.results.store import ResultsStore
-from harness.runtimes.files import open_container
+from harness.runtimes.container_model import open_container
 from harness.runtimes.genie.runtime import GenieModel
 from harness.runtimes.tokenizer import load_tokenizer
 from harness.workloads.base import Recording

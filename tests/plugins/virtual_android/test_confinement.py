@@ -27,7 +27,7 @@ import pytest
 from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import Connection, FailReply, open_service
-from harness.devices.adb.sync import SyncSession
+from harness.devices.adb.transport import SyncSession
 from plugins.virtual_android import manager
 from plugins.virtual_android.namespace import FORCE_VARIABLE, NamespaceKind
 from tests.plugins.virtual_android.helpers import Adb

@@ -9,8 +9,7 @@ import pytest
 from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer, device_features
 from harness.devices.adb.connection import open_service, query
-from harness.devices.adb.sync import SyncSession
-from harness.devices.adb.transport import ShellSession
+from harness.devices.adb.transport import ShellSession, SyncSession
 from harness.devices.device import Device
 from tests.striking import FAILURES, EndsAt, recorded_links
 

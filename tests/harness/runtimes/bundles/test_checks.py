@@ -16,9 +16,8 @@ from harness.errors import RuntimeChoiceError
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.checks import check_bundle, find_build, find_faults, libraries_on
 from harness.runtimes.bundles.sources import find_genie
-from harness.runtimes.files import check_fit
-from harness.runtimes.genie.bundle import genie_bundle
-from harness.runtimes.genie.runtime import GenieModel
+from harness.runtimes.container_model import check_fit
+from harness.runtimes.genie.runtime import GenieModel, genie_bundle
 from harness.runtimes.graph.runtime import GraphModel
 from tests.buildlib.op_packages import build_library
 

@@ -12,7 +12,7 @@ from buildlib.container.container import GenAIContainer
 from harness.devices.device import Device
 from harness.errors import WrongUseError
 from harness.runtimes.base import GenerationRequest, RuntimeOptions
-from harness.runtimes.bundles.python import VARIABLE, find_python
+from harness.runtimes.bundles.sources import VARIABLE, find_python
 from harness.runtimes.genie.runtime import GenieRuntime
 
 PACKAGES = {"collections", "ctypes", "encodings", "importlib", "json", "re", "urllib"}

@@ -9,8 +9,8 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from harness.errors import WrongUseError
 from harness.exit_codes import NO_ANSWER
+from harness.runtimes.container_model import open_container
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.files import open_container
 from harness.runtimes.genie.runtime import config_of
 from tests import command_line
 from tests.repackaged import repackage
