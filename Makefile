@@ -131,7 +131,7 @@ verdicts:
 # A board with arm64's Python under qemu and the real arm64 libraries from PyPI; needs Debian's qemu-user-static.
 board:
 	sh tools/arm64_root.sh build/arm64
-	QNNFARM_ARM64_ROOT=$(CURDIR)/build/arm64/root $(PYTHON) -m pytest -n 0 -m slow tests/harness/cli/test_board.py
+	QNNFARM_ARM64_ROOT=$(CURDIR)/build/arm64/root $(PYTHON) -m pytest -n 0 -m slow tests/plugins/ssh_devices/test_board.py
 
 # `qnnfarm demo`.
 demo:

@@ -20,7 +20,7 @@ from statistics import median
 
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
-from tests.ssh_server import SshServer, running_ssh_server
+from tests.plugins.ssh_devices.ssh_server import SshServer, running_ssh_server
 from tests.system import program
 
 MIB = 1 << 20

@@ -2,24 +2,16 @@
 
 import threading
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from buildlib.closeable import Closeable
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.connection import DEFAULT_PORT
 from harness.devices.adb.discovery import open_device
 from harness.devices.adb.server import ensure_server
 from harness.devices.device import Device
-from harness.devices.spec import DeviceSpec, device_types
-from harness.devices.ssh.config import resolve_host
+from harness.devices.spec import DeviceSpec, Hosts, device_types, find_type
 from harness.errors import DeviceError, NoDeviceError, SeveralDevicesError, WrongUseError
-
-if TYPE_CHECKING:
-    from harness.devices.adb.remote import RemoteAdb
-    from harness.devices.ssh.host import SshHost
 
 
 class Devices(Closeable):
@@ -50,19 +42,16 @@ class Devices(Closeable):
         self._adb_ports = dict(adb_ports or {})
         self._trusted_users = trusted_users
         self._open: dict[DeviceSpec, Device] = {}
-        self._hosts: dict[object, SshHost] = {}
-        self._remotes: dict[tuple[object, int], RemoteAdb] = {}
-        self._owned = ExitStack()
+        self._hosts: Hosts | None = None
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close all connections to other hosts."""
         with self._lock:
             self._open.clear()
-            self._hosts.clear()
-            self._remotes.clear()
-            owned = self._owned.pop_all()
-        owned.close()
+            hosts, self._hosts = self._hosts, None
+        if hosts is not None:
+            hosts.close()
 
     def open(self, spec: DeviceSpec, *, start: bool = False, soc: str | None = None) -> Device:
         """Open the device that `spec` names; until `forget`, the same object is returned.
@@ -75,7 +64,7 @@ class Devices(Closeable):
             NoDeviceError: its adb server does not know it.
             DeviceUnauthorizedError, DeviceNotReadyError, DeviceConnectError: it is not usable.
             AdbServerError: its adb server cannot be reached.
-            HostError: its host cannot be reached, see `harness.devices.ssh`.
+            HostError: its host cannot be reached.
             VirtualDeviceError: there is no such virtual device, or it does not start.
         """
         device = self._open.get(spec)
@@ -154,25 +143,13 @@ class Devices(Closeable):
         """Return this host's adb server, started if need be."""
         return self._server or ensure_server(trusted_users=self._trusted_users)
 
-    def adb_of(self, name: str) -> "RemoteAdb":
-        """Return the adb server of another host, over the connection to it; asks nothing yet."""
-        from harness.devices.adb.remote import RemoteAdb
+    def hosts(self) -> Hosts:
+        """Return the connections to other hosts; nothing is asked of them yet.
 
-        host = self.ssh_host(name)
-        port = self._adb_ports.get(name) or host.config.adb_port or DEFAULT_PORT
+        Raises:
+            WrongUseError: no installed package has any.
+        """
         with self._lock:
-            key = name, port
-            if key not in self._remotes:
-                self._remotes[key] = self._owned.enter_context(RemoteAdb(host, name, port))
-            return self._remotes[key]
-
-    def ssh_host(self, name: str) -> "SshHost":
-        """Return the connection to a host; nothing is asked of the host yet."""
-        from harness.devices.ssh.host import SshHost
-
-        config = resolve_host(name, self._ssh_config)
-        key = replace(config, asked="")
-        with self._lock:
-            if key not in self._hosts:
-                self._hosts[key] = self._owned.enter_context(SshHost(config))
-            return self._hosts[key]
+            if self._hosts is None:
+                self._hosts = find_type("linux").hosts(self._ssh_config, self._adb_ports)
+            return self._hosts

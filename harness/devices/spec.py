@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from buildlib.entry_points import entry_names, load_entry
@@ -18,12 +20,15 @@ from harness.devices.local import LocalTransport
 from harness.errors import DeviceUnsupportedError, WrongUseError
 
 if TYPE_CHECKING:  # `Devices` opens specs through their types
-    from harness.devices.adb.client import AdbServer
+    from harness.devices.adb.client import AdbDeviceInfo, AdbServer
     from harness.devices.devices import Devices
 
 DOOR = "device_types"
 State = Literal["ok", "note", "broken"]
-_HOST = r"(?:[A-Za-z0-9_.-]{1,64}@)?[A-Za-z0-9_\[][A-Za-z0-9_.:\[\]%-]{0,254}"
+_LINUX = "linux"
+"""The type whose devices are hosts over SSH, with adb servers of their own."""
+_PLUGINS = MappingProxyType({_LINUX: "ssh_devices", "virtual": "virtual_android"})
+HOST = r"(?:[A-Za-z0-9_.-]{1,64}@)?[A-Za-z0-9_\[][A-Za-z0-9_.:\[\]%-]{0,254}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +50,11 @@ class DeviceSpec:
     def __post_init__(self) -> None:
         kind = device_types().get(self.type)
         if kind is None:
-            reason = f"the type is one of {', '.join(device_types())}"
+            reason = _missing(self.type)
         elif not kind.identifier.fullmatch(self.identifier):
             reason = f"its identifier is {kind.identifier_form}"
+        elif self.host and _LINUX not in device_types():
+            reason = _missing(_LINUX)
         else:
             return
         raise WrongUseError(f"{str(self)!r} names no device: {reason}")
@@ -58,7 +65,7 @@ class DeviceSpec:
         kind, colon, rest = text.partition(":")
         if text == "local":
             return cls("local")
-        if colon and kind in device_types():
+        if colon and (kind in device_types() or kind in _PLUGINS):
             return cls(kind, rest)
         return cls("android", text)
 
@@ -70,7 +77,7 @@ class DeviceSpec:
     @property
     def host(self) -> str | None:
         """The host that it is behind, or that it is; `None` for this one."""
-        if self.type == "linux":
+        if self.type == _LINUX:
             return self.identifier
         return self.identifier.partition("@")[2] or None if self.type == "android" else None
 
@@ -96,6 +103,31 @@ class Preview:
     soc: str | None = None
     adb_serial: str | None = None
     remark: str = ""
+
+
+class HostAdb(Protocol):
+    """The adb server of another host, at a port of its loopback; never started, never stopped."""
+
+    port: int
+
+    def devices(self) -> "Sequence[AdbDeviceInfo]":
+        """Return all devices that it knows."""
+
+    def open(self, serial: str) -> Device:
+        """Return a device of it, which calls itself `serial@host`."""
+
+
+class Hosts(Protocol):
+    """Connections to other hosts: one a host, made when needed, shared by threads."""
+
+    def open(self, name: str) -> Device:
+        """Return a host as a device."""
+
+    def adb(self, name: str) -> HostAdb:
+        """Return the adb server of a host; asks nothing yet."""
+
+    def close(self) -> None:
+        """Close all connections."""
 
 
 class DeviceType(Protocol):
@@ -133,6 +165,16 @@ class DeviceType(Protocol):
         """Return the known facts of a device without reaching it; never raises."""
         return Preview()
 
+    def hosts(self, config: Path | None, adb_ports: Mapping[str, int]) -> Hosts:
+        """Return connections to the hosts that such devices are; `linux` alone has them.
+
+        Args:
+            config: of SSH; by default `~/.ssh/config`.
+            adb_ports: where the adb servers of hosts listen, by the host's name.
+        """
+        del config, adb_ports
+        raise DeviceUnsupportedError("", "a connection", "devices of its type are no hosts")
+
     def power_cycle(self, spec: DeviceSpec) -> None:
         """Switch a device off and on."""
         reason = "no command is configured: `power_cycle` in pool.yaml names one"
@@ -167,7 +209,7 @@ class AndroidType(DeviceType):
     identifier = re.compile(
         r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]%-]{0,127}"
         r"(?: \([0-9]{1,3}\)[A-Za-z0-9._-]{0,127})?"  # as mDNS names one whose name is taken
-        rf"(?:@{_HOST})?"
+        rf"(?:@{HOST})?"
     )
     identifier_form = "SERIAL or SERIAL@HOST"
 
@@ -183,7 +225,7 @@ class AndroidType(DeviceType):
         from harness.devices.adb.discovery import connect_tcp, open_device
 
         if spec.host is not None:
-            return devices.adb_of(spec.host).open(spec.serial)
+            return devices.hosts().adb(spec.host).open(spec.serial)
         server = devices.adb_server()
         connect_tcp(server, spec.serial)
         return open_device(spec.serial, server=server)
@@ -194,7 +236,7 @@ class AndroidType(DeviceType):
         A device of another type that runs here behind it, as a virtual one, has its own name.
         """
         named = devices.connect_named() if host is None else {}
-        server = devices.adb_server() if host is None else devices.adb_of(host)
+        server = devices.adb_server() if host is None else devices.hosts().adb(host)
         behind = "" if host is None else f"@{host}"
         names = {entry.serial: f"{entry.serial}{behind}" for entry in server.devices()}
         return [
@@ -206,28 +248,6 @@ class AndroidType(DeviceType):
     def preview(self, spec: DeviceSpec) -> Preview:
         """Tell the serial at this host's adb server."""
         return Preview(adb_serial=spec.serial if spec.host is None else None)
-
-
-class LinuxType(DeviceType):
-    """Linux machines over SSH."""
-
-    identifier = re.compile(_HOST)
-    identifier_form = "HOST or USER@HOST"
-
-    def open(
-        self,
-        devices: "Devices",
-        spec: DeviceSpec,
-        *,
-        start: bool,  # noqa: ARG002
-        soc: str | None,  # noqa: ARG002
-    ) -> Device:
-        """Connect to the host."""
-        from harness.devices.ssh.transport import SshTransport
-
-        host = devices.ssh_host(spec.identifier)
-        host.connect()
-        return Device(SshTransport(host))
 
 
 class LocalType(DeviceType):
@@ -256,16 +276,21 @@ def find_type(name: str) -> DeviceType:
         WrongUseError: no installed package has it.
     """
     if name not in device_types():
-        here = ", ".join(device_types())
-        raise WrongUseError(f"no installed package has devices of type {name}; there are {here}")
+        raise WrongUseError(f"no installed package has devices of type {name}: {_missing(name)}")
     return device_types()[name]
 
 
 def check_type_name(name: str) -> str:
     """Return the name of a device type; raises `ValueError` for others."""
     if name not in device_types():
-        raise ValueError(f"the type is one of {', '.join(device_types())}")
+        raise ValueError(_missing(name))
     return name
+
+
+def _missing(name: str) -> str:
+    if name in _PLUGINS:
+        return f"devices of type {name} come with plugins/{_PLUGINS[name]}, which is not here"
+    return f"the type is one of {', '.join(device_types())}"
 
 
 class _DeviceTypes(Mapping[str, DeviceType]):
@@ -274,7 +299,6 @@ class _DeviceTypes(Mapping[str, DeviceType]):
     def __init__(self) -> None:
         self._loaded: dict[str, DeviceType] = {
             "android": AndroidType(),
-            "linux": LinuxType(),
             "local": LocalType(),
         }
         self._names = tuple(dict.fromkeys((*self._loaded, *entry_names(DOOR))))

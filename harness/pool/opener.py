@@ -82,7 +82,7 @@ class Opener:
         host = self._config.hosts.get(name, HostConfig())
         if not host.adb_server_ours:
             raise PoolError("not taken: the configuration does not say that it is ours")
-        port = self._devices.adb_of(name).port
+        port = self._devices.hosts().adb(name).port
         shell_host = self._devices.open(DeviceSpec("linux", name))
         for action in ("kill-server", "start-server"):
             shell_host.shell(["adb", "-P", str(port), action], timeout_s=_RESTART_S)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from harness.errors import (
 )
 from plugins.virtual_android import manager
 from tests.harness.cli.conftest import Run
-from tests.ssh_server import running_ssh_server
 
 
 def test_a_device_that_is_used_is_not_used_by_others(
@@ -103,20 +101,6 @@ def test_a_stopped_virtual_device_is_not_started(
         assert manager.get(new_device_name).state == "stopped"
     finally:
         manager.remove(new_device_name)
-
-
-def test_a_host_is_connected_to_once(
-    adb_environment: Path,
-    tmp_path: Path,
-    new_port: Callable[[], int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / ".ssh").mkdir()
-    with running_ssh_server(tmp_path / ".ssh", new_port()) as board:
-        monkeypatch.setenv("HOME", str(tmp_path))
-        with lease_device("linux:board", wait_s=60, purpose="") as device:
-            assert device.shell(["echo", "here"]).stdout == "here\n"
-    assert board.log.read_text().count("Accepted publickey") == 1
 
 
 def test_a_device_that_somebody_holds_is_not_stopped(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -9,7 +10,10 @@ from harness.devices.device import Device
 from harness.devices.devices import Devices
 from harness.devices.local import LocalTransport
 from harness.devices.spec import DeviceSpec
-from tests.ssh_server import SshServer, running_ssh_server
+from tests.system import needs
+
+if TYPE_CHECKING:
+    from tests.plugins.ssh_devices.ssh_server import SshServer
 
 KINDS = ("android", "linux", "local")
 
@@ -17,8 +21,11 @@ KINDS = ("android", "linux", "local")
 @pytest.fixture(scope="session")
 def ssh_board(
     tmp_path_factory: pytest.TempPathFactory, new_port: Callable[[], int]
-) -> Iterator[SshServer]:
+) -> "Iterator[SshServer]":
     """A server that all tests of a worker share: host `board`, with a home of its own."""
+    needs("plugins.ssh_devices")
+    from tests.plugins.ssh_devices.ssh_server import running_ssh_server
+
     folder = tmp_path_factory.mktemp("ssh")
     home = folder / "home"
     home.mkdir()
@@ -27,7 +34,7 @@ def ssh_board(
 
 
 @pytest.fixture(scope="session")
-def opened(ssh_board: SshServer) -> Iterator[Devices]:
+def opened(ssh_board: "SshServer") -> Iterator[Devices]:
     with Devices(ssh_config=ssh_board.config) as devices:
         yield devices
 

@@ -17,8 +17,6 @@ from harness.devices.adb.connection import Connection, FailReply, ServerAddress,
 from harness.devices.adb.server import resolve_server
 from harness.devices.adb.transport import SyncSession
 from harness.devices.spec import AndroidType, DeviceSpec
-from harness.devices.ssh.config import resolve_host
-from harness.devices.ssh.connection import connect
 from harness.errors import AdbServerError, HostUnreachableError
 
 if TYPE_CHECKING:
@@ -99,12 +97,15 @@ def test_a_file_without_end_ends_with_the_deadline(serve: Serve) -> None:
         SyncSession(connection).receive("/x", io.BytesIO())
 
 
-@pytest.mark.needs("openssh-client")
+@pytest.mark.needs("openssh-client", "plugins.ssh_devices")
 @pytest.mark.timeout(120)  # what serves the banner never ends
 @pytest.mark.parametrize("banner", [b"x" * (1 << 16), b"\n" * (1 << 16), b"SSH-2.0-x\r\n" * 6000])
 def test_an_ssh_banner_without_end_is_refused_in_time(
     serve: Serve, tmp_path: "Path", banner: bytes
 ) -> None:
+    from plugins.ssh_devices.config import resolve_host
+    from plugins.ssh_devices.connection import connect
+
     address = serve(b"", banner)
     config = tmp_path / "config"
     known = tmp_path / "known_hosts"
@@ -120,8 +121,9 @@ def test_a_serial_that_nobody_can_ask_for_hides_no_other_device() -> None:
     listed = [AdbDeviceInfo(serial, "device") for serial in serials]
     named = {"127.0.0.1:7": DeviceSpec("virtual", "alpha")}
     server = SimpleNamespace(devices=lambda: listed)
+    hosts = SimpleNamespace(adb=lambda _: server)
     farm = SimpleNamespace(
-        adb_server=lambda: server, adb_of=lambda _: server, connect_named=lambda: named
+        adb_server=lambda: server, hosts=lambda: hosts, connect_named=lambda: named
     )
     devices = cast("Devices", farm)
     found = [str(spec) for spec in AndroidType().discover(devices, None)]

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,11 +16,13 @@ from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from plugins.virtual_android import manager
 from tests.conftest import MakeDevice
-from tests.ssh_server import SshServer
+
+if TYPE_CHECKING:
+    from tests.plugins.ssh_devices.ssh_server import SshServer
 
 
 def test_every_type_with_its_state(
-    ssh_board: SshServer, virtual_device: Device, opened: Devices
+    ssh_board: "SshServer", virtual_device: Device, opened: Devices
 ) -> None:
     texts = [virtual_device.serial, "linux:board", "local", "absent", "x@board", "virtual:x"]
     specs = [DeviceSpec.parse(text) for text in texts]
@@ -79,7 +82,7 @@ def test_serials_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert all(one.serial.isprintable() and one.error.isprintable() for one in found)
 
 
-def test_one_that_hangs_does_not_hang_the_others(ssh_board: SshServer, tmp_path: Path) -> None:
+def test_one_that_hangs_does_not_hang_the_others(ssh_board: "SshServer", tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, contextlib.ExitStack() as links:
 
         def accept() -> None:

@@ -6,17 +6,22 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import WrongUseError
 
 needs_virtual = pytest.mark.needs("plugins.virtual_android")
+needs_ssh = pytest.mark.needs("plugins.ssh_devices")
 
 
 @pytest.mark.parametrize(
     ("text", "kind", "serial", "host"),
     [
         ("R5CT10", "android", "R5CT10", None),
-        ("adb-X-y (2)._adb-tls@h", "android", "adb-X-y (2)._adb-tls", "h"),
+        pytest.param(
+            "adb-X-y (2)._adb-tls@h", "android", "adb-X-y (2)._adb-tls", "h", marks=needs_ssh
+        ),
         ("192.168.1.7:5555", "android", "192.168.1.7:5555", None),
-        ("android:R5CT10@lab-3", "android", "R5CT10", "lab-3"),
-        ("android:[::1]:5555@me@lab-3", "android", "[::1]:5555", "me@lab-3"),
-        ("linux:me@rb5.local", "linux", "me", "me@rb5.local"),
+        pytest.param("android:R5CT10@lab-3", "android", "R5CT10", "lab-3", marks=needs_ssh),
+        pytest.param(
+            "android:[::1]:5555@me@lab-3", "android", "[::1]:5555", "me@lab-3", marks=needs_ssh
+        ),
+        pytest.param("linux:me@rb5.local", "linux", "me", "me@rb5.local", marks=needs_ssh),
         pytest.param("virtual:alpha", "virtual", "alpha", None, marks=needs_virtual),
         ("local", "local", "", None),
     ],
@@ -38,5 +43,5 @@ def test_identifiers_like_options_or_commands_are_refused(text: str) -> None:
 
 
 def test_an_unknown_type_is_named() -> None:
-    with pytest.raises(WrongUseError, match="the type is one of android, linux, local"):
+    with pytest.raises(WrongUseError, match="the type is one of android, local"):
         DeviceSpec("ios", "x")

@@ -5,6 +5,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.devices import spec
 from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, HarnessError, PoolError
 from harness.pool.config import PoolConfig, load_config, parse_config
@@ -36,6 +37,7 @@ lease: {ttl_s: 20}
 """
 
 
+@pytest.mark.needs("plugins.ssh_devices", "plugins.virtual_android")
 def test_a_whole_file() -> None:
     config = parse_config(_WHOLE)
     assert config.hosts["lab1"].adb_port == 5038
@@ -45,6 +47,18 @@ def test_a_whole_file() -> None:
     assert [member.name for member in members] == ["bench-phone", "board", "v1", "S1"]
     assert members[0].spec.host == "lab1"
     assert members[3].tags == {"found"}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["{type: linux, identifier: board}", "{type: android, identifier: R5CX@lab1}",
+     "{discover: adb, host: lab1}"],
+)  # fmt: skip
+def test_hosts_without_their_plugin(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
+    here = {name: kind for name, kind in spec.device_types().items() if name != "linux"}
+    monkeypatch.setattr(spec, "device_types", lambda: here)
+    with pytest.raises(ConfigFileError, match=r"line 1, devices\[0\].*plugins/ssh_devices"):
+        parse_config(f"devices: [{entry}]")
 
 
 def test_an_empty_file_is_all_devices_of_the_adb_server() -> None:

@@ -20,8 +20,8 @@ from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from tests.harness.pool import partitioned_holder
 from tests.network import Link, linked_to
+from tests.plugins.ssh_devices.ssh_server import running_ssh_server
 from tests.postgresql_server import running_postgresql_server
-from tests.ssh_server import running_ssh_server
 from tests.system import program
 from tests.tcp_meter import TcpMeter
 from tests.waiting import wait_for

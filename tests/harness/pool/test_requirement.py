@@ -23,7 +23,7 @@ _members = st.lists(
     st.builds(
         MemberStatus,
         st.sampled_from(["one", "two"]),
-        st.builds(DeviceSpec, st.sampled_from(["android", "linux"]), st.just("1")),
+        st.sampled_from([DeviceSpec("android", "1"), DeviceSpec("local")]),
         _tags,
         st.just(MemberState.READY),
         st.just(""),
@@ -38,7 +38,7 @@ _requirements = st.builds(
     Requirement,
     soc=st.sampled_from([None, None, None, "SM1"]),
     hexagon=st.sampled_from([None, None, None, "v1"]),
-    type=st.sampled_from([None, None, None, "linux"]),
+    type=st.sampled_from([None, None, None, "local"]),
     name=st.sampled_from([None, None, None, "two"]),
     tags=st.sampled_from([frozenset[str](), frozenset("a")]),
     min_free_bytes=st.sampled_from([0, 10]),
@@ -77,7 +77,7 @@ def test_candidates_meet_all_and_the_plainest_come_first(
     [
         (Requirement(soc="SM8650"), "none has the SoC SM8650 (one: SM8750, two: SM8750)"),
         (Requirement(hexagon="v75"), "none has the Hexagon architecture v75 (one: v79, two: v79)"),
-        (Requirement(type="linux"), "none has the type linux (one: android, two: android)"),
+        (Requirement(type="local"), "none has the type local (one: android, two: android)"),
         (Requirement(name="nobody"), "none has the name nobody (one: one, two: two)"),
         (Requirement(tags=frozenset({"gpu"})), "none has the tag gpu (one: all tag0, two: all)"),
         (Requirement(min_free_bytes=1 << 31), "free bytes (one: 1,073,741,824, two: 1,07"),

@@ -18,8 +18,6 @@ import pytest
 
 from harness.devices.device import Device
 from harness.devices.local import LocalTransport
-from harness.devices.ssh.host import SshHost
-from harness.devices.ssh.transport import SshTransport
 from harness.errors import (
     DeviceCommandError,
     DeviceFullError,
@@ -28,7 +26,9 @@ from harness.errors import (
     DeviceTransferError,
     DeviceUnsupportedError,
 )
-from tests.ssh_server import SshServer, running_ssh_server
+from plugins.ssh_devices.host import SshHost
+from plugins.ssh_devices.transport import SshTransport
+from tests.plugins.ssh_devices.ssh_server import SshServer, running_ssh_server
 from tests.system import needs, program
 from tests.waiting import is_alive, wait_for
 
@@ -269,7 +269,7 @@ def test_a_pull_is_whole_with_any_size_of_answer(
     """OpenSSH answers a request of 1 MiB with 255 KiB, as older versions any with 64 KiB."""
     _, device = make_board()
     for request_bytes in (32 * 1024, 192 * 1024, 1 << 20):
-        monkeypatch.setattr("harness.devices.ssh.transport._REQUEST", request_bytes)
+        monkeypatch.setattr("plugins.ssh_devices.transport._REQUEST", request_bytes)
         for size in (0, 1, 192 * 1024, 5_000_001):
             (tmp_path / "file").write_bytes(os.urandom(size))
             assert device.pull(str(tmp_path / "file"), tmp_path / "back") == size

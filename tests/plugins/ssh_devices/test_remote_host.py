@@ -17,7 +17,7 @@ from harness.pool.members import Member
 from harness.pool.opener import Opener
 from plugins.virtual_android import manager
 from tests.conftest import kill_server
-from tests.ssh_server import SshServer, running_ssh_server
+from tests.plugins.ssh_devices.ssh_server import SshServer, running_ssh_server
 
 
 @dataclass

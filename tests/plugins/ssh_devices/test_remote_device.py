@@ -25,7 +25,7 @@ from harness.errors import (
 from plugins.virtual_android import manager
 from tests.conftest import kill_server
 from tests.device_echo import echo_on
-from tests.ssh_server import SshServer, running_ssh_server
+from tests.plugins.ssh_devices.ssh_server import SshServer, running_ssh_server
 
 
 @dataclass

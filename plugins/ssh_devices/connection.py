@@ -16,9 +16,9 @@ from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 from paramiko.pkey import PublicBlob
 
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.ssh.config import SshHostConfig
-from harness.devices.ssh.host_keys import KnownKeys, algorithms, check_host_key, known_keys
 from harness.errors import HostAuthError, HostError, HostUnreachableError, one_line
+from plugins.ssh_devices.config import SshHostConfig
+from plugins.ssh_devices.host_keys import KnownKeys, algorithms, check_host_key, known_keys
 
 
 def authenticate(transport: paramiko.Transport, host: SshHostConfig, deadline: Deadline) -> None:
@@ -143,7 +143,7 @@ def _public_blob(file: Path) -> bytes | None:
 _SILENCE_MS = 30_000
 _COMMAND_END_S = 1.0
 _COMMAND_TAIL = 4096
-_LOG = "harness.devices.ssh.paramiko"
+_LOG = "plugins.ssh_devices.paramiko"
 
 OpenChannel = Callable[[tuple[str, int], Deadline], paramiko.Channel]
 """Opens a channel to an address as seen from the jump host."""

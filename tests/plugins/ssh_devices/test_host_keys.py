@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.devices.ssh.config import SshHostConfig
-from harness.devices.ssh.host_keys import KnownKeys, check_host_key, known_keys
 from harness.errors import HostError
-from tests.ssh_server import make_key
+from plugins.ssh_devices.config import SshHostConfig
+from plugins.ssh_devices.host_keys import KnownKeys, check_host_key, known_keys
+from tests.plugins.ssh_devices.ssh_server import make_key
 
 _NAME = "[127.0.0.1]:2222"
 

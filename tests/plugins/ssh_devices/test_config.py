@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.devices.ssh.config import resolve_host
 from harness.errors import HostError
+from plugins.ssh_devices.config import resolve_host
 from tests.system import program
 
 _CONFIG = """\

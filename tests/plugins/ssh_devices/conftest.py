@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from harness.devices.ssh.host import SshHost
-from tests.ssh_server import SshServer, running_ssh_server
+from plugins.ssh_devices.host import SshHost
+from tests.plugins.ssh_devices.ssh_server import SshServer, running_ssh_server
 
 
 @pytest.fixture(scope="session")

@@ -18,9 +18,9 @@ from harness.devices.base import Progress
 from harness.devices.commands import Sink
 from harness.devices.device import Device
 from harness.devices.posix import PosixTransport
-from harness.devices.ssh.host import SshHost, closing_by, run, stands
-from harness.devices.ssh.tunnel import Tunnel
 from harness.errors import DeviceLostError, DeviceUnsupportedError
+from plugins.ssh_devices.host import SshHost, closing_by, run, stands
+from plugins.ssh_devices.tunnel import Tunnel
 
 _REQUEST = 192 * 1024
 """An OpenSSH server takes packets of 256 KiB; before version 8.5 it answers with at most 64 KiB."""

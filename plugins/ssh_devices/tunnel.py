@@ -8,8 +8,8 @@ import paramiko
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import FailReply, StreamClosed
 from harness.devices.forward import LOOPBACK, OPEN_TIMEOUT_S, End, Forward
-from harness.devices.ssh.host import SshHost
 from harness.errors import HarnessError, HostUnreachableError
+from plugins.ssh_devices.host import SshHost
 
 
 class ChannelEnd:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import paramiko
 
-from harness.devices.ssh.config import SshHostConfig
 from harness.errors import HostError, one_line
+from plugins.ssh_devices.config import SshHostConfig
 
 _KRL = b"SSHKRL\n"
 _ASK_TIMEOUT_S = 30.0

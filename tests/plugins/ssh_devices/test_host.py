@@ -18,13 +18,13 @@ from paramiko.common import cMSG_CHANNEL_EOF
 
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import StreamClosed
-from harness.devices.ssh import host as host_module
-from harness.devices.ssh.config import resolve_host
-from harness.devices.ssh.connection import connect
-from harness.devices.ssh.host import SshHost, closing_by, run, stands
-from harness.devices.ssh.transport import sftp_files
 from harness.errors import HostAuthError, HostError, HostUnreachableError
-from tests.ssh_server import SshServer, make_key, running_ssh_server
+from plugins.ssh_devices import host as host_module
+from plugins.ssh_devices.config import resolve_host
+from plugins.ssh_devices.connection import connect
+from plugins.ssh_devices.host import SshHost, closing_by, run, stands
+from plugins.ssh_devices.transport import sftp_files
+from tests.plugins.ssh_devices.ssh_server import SshServer, make_key, running_ssh_server
 from tests.striking import FAILURES, EndsAt, recorded_links
 
 

@@ -12,9 +12,9 @@ from harness.devices.adb.discovery import connect_tcp, open_device
 from harness.devices.adb.server import resolve_server
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.device import Device
-from harness.devices.ssh.host import SshHost
-from harness.devices.ssh.tunnel import Tunnel
 from harness.errors import AdbServerError, NoDeviceError
+from plugins.ssh_devices.host import SshHost
+from plugins.ssh_devices.tunnel import Tunnel
 
 
 class RemoteAdb(Closeable):

@@ -13,9 +13,9 @@ from buildlib.closeable import Closeable
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import FailReply, StreamClosed
 from harness.devices.commands import Sink
-from harness.devices.ssh.config import SshHostConfig, resolve_host
-from harness.devices.ssh.connection import OpenChannel, connect, hang_up
 from harness.errors import HostUnreachableError
+from plugins.ssh_devices.config import SshHostConfig, resolve_host
+from plugins.ssh_devices.connection import OpenChannel, connect, hang_up
 
 _READ = 256 * 1024
 _KILLED = 128 + 9

@@ -14,7 +14,7 @@ import pytest
 
 from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
-from tests.ssh_server import running_ssh_server
+from tests.plugins.ssh_devices.ssh_server import running_ssh_server
 
 pytestmark = pytest.mark.slow
 _ROOT = "QNNFARM_ARM64_ROOT"

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.devices.ssh.host import SshHost
-from harness.devices.ssh.tunnel import Tunnel
 from harness.errors import HostUnreachableError
-from tests.ssh_server import SshServer
+from plugins.ssh_devices.host import SshHost
+from plugins.ssh_devices.tunnel import Tunnel
+from tests.plugins.ssh_devices.ssh_server import SshServer
 
 
 @pytest.fixture

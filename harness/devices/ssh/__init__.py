@@ -1,1 +1,0 @@
-"""Hosts reached over SSH."""

@@ -1,0 +1,1 @@
+"""Linux machines over SSH, and the Android devices behind them."""
