@@ -51,7 +51,6 @@ from tests.conftest import kill_server
 from tests.documents import DOCUMENTS, ROOT, Block, Shell, blocks, commands, difference
 from tests.harness.results.conftest import _make_run
 from tests.postgresql_server import running_postgresql_server
-from tests.qairt_sdk import make_sdk
 from tests.system import CONDITIONS, needs
 from tools.tiny_llama.gguf_file import write_gguf
 
@@ -474,6 +473,8 @@ def a_stand_in_of_the_sdk(reader: Reader) -> None:
     reader.device()
     reader.bundle("containers/SM8750")
     reader.words["SERIAL"] = "virtual:shared"
+    from tests.plugins.qairt.qairt_sdk import make_sdk
+
     reader.patch.setenv("QAIRT_SDK_ROOT", str(make_sdk(reader.folder / "2.39.0.250926")))
     reader.checkout()
 

@@ -85,6 +85,7 @@ PANELS = MappingProxyType({
     "Upkeep": {
         "explain": "Explain error numbers of QNN, Genie and FastRPC.",
         "cache": "List, check and prune the stage cache.",
+        "qairt-layout": "Lay out stages as the vendor's builder does.",
         "libraries": "List and fetch the libraries for devices.",
         "bundle": "List the files that a run would push.",
         "config": "Check Genie configurations.",

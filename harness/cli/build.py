@@ -100,7 +100,7 @@ class ToolchainOptions:
         ToolchainName,
         typer.Option(
             help="Compiler: `pypi`, the wheel that is installed with qnnfarm, or "
-            "`qairt`, the vendor's SDK (docs/qairt.md)."
+            "`qairt`, the vendor's SDK (plugins/qairt/qairt.md)."
         ),
     ] = "pypi"
     qairt_sdk: Annotated[

@@ -1,7 +1,6 @@
 """`qnnfarm cache`: lists, shows, checks, prunes and exports the stage cache."""
 
 from datetime import UTC, datetime
-from enum import StrEnum
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,6 @@ from buildlib.cache import entries as stored
 from buildlib.cache.entries import EntryUsage, PruneResult, disk_usage, find_entry
 from buildlib.cache.layout import entry_folders
 from buildlib.cache.records import read_files, read_info
-from buildlib.container.container import GenAIContainer
 from buildlib.paths import default_cache_root
 from buildlib.sizes import age_text, default_limit, parse_age, parse_size, size_text
 from harness.cli.arguments import Json
@@ -211,36 +209,6 @@ def prune(
         )
         return
     _say(pruned, dry_run=dry_run)
-
-
-class StageLayout(StrEnum):
-    """Layouts of folders that stages can be exported in."""
-
-    QAIRT = "qairt"
-
-
-@app.command("export")
-def export(
-    container: Annotated[Path, typer.Argument(help="The container whose stages are meant.")],
-    dest: Annotated[Path, typer.Argument(help="A new folder.")],
-    layout: Annotated[
-        StageLayout, typer.Option(help="`qairt` is that of the vendor's Gen AI Builder.")
-    ] = StageLayout.QAIRT,
-    cache: Root = None,
-) -> None:
-    """Lay out the stages of a container as the vendor's builder keeps them, by links.
-
-    Tools and scripts that walk that tree find ONNX, encodings, DLCs and binaries where its
-    documents say.
-
-    Example: qnnfarm cache export CONTAINER stages
-    """
-    del layout  # there is one
-    from buildlib.qairt_layout import export_cache
-
-    made = export_cache(GenAIContainer.load(container), dest, cache_root=_root(cache))
-    for folder in sorted(made.glob("*/*")):
-        answers().print(str(folder))
 
 
 def _say(pruned: PruneResult, *, dry_run: bool) -> None:

@@ -12,17 +12,19 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from rich.text import Text
 
-from buildlib.errors import ToolchainError, ToolchainMissingError
+from buildlib.entry_points import entry_names, load_entry
 from buildlib.targets import find_soc
 from buildlib.toolchains.base import host_fault
 from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION
-from buildlib.toolchains.qairt.sdk import CONVERTER, PYTHON_VARIABLE, QUANTIZER, QairtSdk
+from buildlib.toolchains.registry import DOOR as TOOLCHAINS
+from buildlib.toolchains.registry import ToolchainModule
 from harness.cli.arguments import Json
 from harness.console import answers, print_json
 from harness.devices.adb.connection import address_from
@@ -81,15 +83,14 @@ def examine() -> Iterator[Finding]:
     checks: dict[str, Callable[[], Result | None]] = {
         "host": _host,
         "QNN compiler": _compiler,
-        "QAIRT SDK": _sdk,
+        **{f"toolchain {name}": partial(_toolchain, name) for name in entry_names(TOOLCHAINS)},
         "Genie for phones": _phones,
         "cache": _cache,
         "pool ledger": _ledger,
         "adb": _adb,
     }
     if host_fault():
-        for subject in ("QNN compiler", "QAIRT SDK"):
-            del checks[subject]
+        del checks["QNN compiler"]
     for name, kind in device_types().items():
         checks[f"{name} devices"] = kind.examine_host
     for subject, check in checks.items():
@@ -129,24 +130,9 @@ def _compiler() -> Result:
     return "ok", f"{toolchain.name}: {', '.join(parts)}"
 
 
-def _sdk() -> Result:
-    """Check the other toolchain, which nothing needs that does not ask for it."""
-    from buildlib.toolchains.qairt.toolchain import QairtToolchain
-
-    try:
-        sdk = QairtSdk.find()
-    except ToolchainMissingError as error:
-        detail, _, advice = error.reason.partition("; ")
-        return "note", detail, f"for `--toolchain qairt`, {advice}"
-    where = f"{sdk.version} in {sdk.root}"
-    for name in (CONVERTER, QUANTIZER):
-        try:
-            QairtToolchain(sdk).help(name)
-        except ToolchainError as error:
-            last = error.log_tail[-1] if error.log_tail else error.reason
-            advice = f"{PYTHON_VARIABLE} names a Python with what it imports (docs/qairt.md)"
-            return "note", f"{where}: {name} does not start: {last}", advice
-    return "ok", f"{where}: its converter and quantizer start"
+def _toolchain(name: str) -> Result | None:
+    module: ToolchainModule = load_entry(TOOLCHAINS, name)
+    return module.examine_host()
 
 
 def _phones() -> Result:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import typer
 from rich.text import Text
@@ -18,7 +18,6 @@ from buildlib.genai import GenAIBuilderFactory
 from buildlib.targets import find_soc
 from buildlib.toolchains.base import BinaryInfo, Toolchain
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from buildlib.toolchains.qairt.toolchain import QairtToolchain
 from buildlib.toolchains.registry import open_toolchain
 from harness.cli.arguments import (
     WAIT_S,
@@ -75,6 +74,14 @@ _NOT_DRIVEN = (
     ("LPBQ, odd widths", "32 must divide the inputs, as PyPI's compiler needs it; nobody tried"),
     ("op packages", "qairt-converter wants --op_package_config, which is not written here"),
 )
+
+
+@runtime_checkable
+class _Describer(Toolchain, Protocol):
+    """A toolchain with a reader of binaries of its own, as the SDK's is."""
+
+    def description(self, binary: Path) -> Mapping[str, Any]:
+        """Return what its program says of a context binary."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +309,7 @@ class _Containers:
             raise _Refuted(f"it saves nothing: {detail}")
         return detail, True
 
-    def read_twice(self, compiler: QairtToolchain) -> tuple[str, bool]:
+    def read_twice(self, compiler: _Describer) -> tuple[str, bool]:
         """Compare our description of each binary with that of the SDK's own program."""
         for path in self.shared.binaries.values():
             ours = {
@@ -319,7 +326,7 @@ def _prove_host(proofs: _Proofs, containers: _Containers, compiler: Toolchain) -
     """Prove all that needs no device."""
     proofs.prove("graphs", containers.compare_graphs)
     proofs.prove("weight sharing", containers.compare_sizes)
-    if isinstance(compiler, QairtToolchain):
+    if isinstance(compiler, _Describer):
         proofs.prove("second reader", lambda: containers.read_twice(compiler))
     else:
         for subject in ("second reader", "SDK on emulator"):

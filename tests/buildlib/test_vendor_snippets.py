@@ -27,7 +27,6 @@ from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.files import external_tensors, load_model, tensor_array
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
-from buildlib.qairt_layout import export_cache
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.replay import entry_beside
 from buildlib.speculative.config import LadeBuilderConfig
@@ -333,10 +332,12 @@ def same_models(copy: Path, entry: Path) -> bool:
     )
 
 
-@pytest.mark.needs("libatomic1")
+@pytest.mark.needs("libatomic1", "plugins.qairt")
 def test_the_stages_of_a_container_are_laid_out_as_documented(
     builder: GenAIBuilderHTP, cache_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from plugins.qairt.layout import export_cache
+
     # Another build of this file makes the same binary of other entries.
     builder.set_compilation_options({"graphs.vtcm_size_in_mb": 4})
     container = builder.build()

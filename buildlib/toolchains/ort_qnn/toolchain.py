@@ -31,7 +31,6 @@ from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpGraphConfig, profile_fault
 from buildlib.toolchains.ort_qnn.wheel import TOOLCHAIN, WheelLibraries, find_libraries
-from buildlib.toolchains.qairt.sdk import COMPILER
 from buildlib.toolchains.requests import (
     CompileRequest,
     ConvertRequest,
@@ -44,7 +43,9 @@ from buildlib.toolchains.requests import (
 )
 
 _WORKER = "buildlib.toolchains.ort_qnn.worker"
-_NEEDS_SDK = f"toolchain {TOOLCHAIN} does not know it; {COMPILER} passes it to the SDK's compiler"
+_COMPILER = "`--toolchain qairt`"
+"""Another, in messages of what this one cannot do."""
+_NEEDS_SDK = f"toolchain {TOOLCHAIN} does not know it; {_COMPILER} passes it to the SDK's compiler"
 _OF_THE_SDK = (
     "num_cores",
     "weights_packing",
@@ -298,7 +299,7 @@ def check_options(config: CompileConfig) -> None:
         if graph.fp16_relaxed_precision is False:
             reason = (
                 f"toolchain {TOOLCHAIN} always computes floats with 16 bits; leave it out, or use "
-                f"{COMPILER}"
+                f"{_COMPILER}"
             )
             raise InvalidOptionError("graphs.fp16_relaxed_precision", reason, ())
 

@@ -24,7 +24,7 @@ from buildlib.paths import default_cache_root
 from buildlib.targets import Soc
 from buildlib.toolchains.base import host_fault
 from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION, find_libraries
-from buildlib.toolchains.qairt.sdk import ROOT_VARIABLES, sdk_root
+from buildlib.toolchains.registry import ROOT_VARIABLES, sdk_root
 from harness.deploy.deployment import DeployFile
 from harness.errors import GenieMissingError, WrongUseError
 from harness.runtimes.bundles.bundle import Bundle

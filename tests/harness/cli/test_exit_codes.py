@@ -117,7 +117,7 @@ TABLE: tuple[tuple[int, str, str], ...] = (
     (NO_ANSWER, "cache prune --older-than long", "--older-than"),
     (NO_ANSWER, "cache prune --all --to 1GB", "--all"),
     (NO_ANSWER, "cache show nothing", "no entry 'nothing'"),
-    (NO_ANSWER, "cache export nothing stages", "nothing"),
+    (NO_ANSWER, "qairt-layout nothing stages", "nothing"),
     (NO_ANSWER, f"compare nothing nothing {DB}", "nothing"),
     (NO_ANSWER, "compare a b --sessions 2", "verdict over 2 metrics needs at least 6 pairs"),
     (NO_ANSWER, "compare a b --sessions 4 --metric init_s", "one metric needs at least 5 pairs"),

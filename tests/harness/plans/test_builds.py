@@ -66,6 +66,7 @@ def test_paths_among_the_options_are_relative_to_the_plan(
     assert f"{tmp_path}/trained/{path}" in build.error
 
 
+@pytest.mark.needs("plugins.qairt")
 def test_the_compiler_that_a_plan_names_builds(tmp_path: Path) -> None:
     how = BUILD | {"toolchain": "qairt", "qairt_sdk": "sdk"}
     (build,) = build_containers(

@@ -18,7 +18,7 @@ from plugins.diagnosis.conformance import (
     _Refuted,
 )
 from tests.harness.cli.conftest import Run
-from tests.qairt_sdk import make_sdk
+from tests.plugins.qairt.qairt_sdk import make_sdk
 
 
 @pytest.fixture(scope="module")

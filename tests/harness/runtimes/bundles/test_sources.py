@@ -9,7 +9,7 @@ import pytest
 
 from buildlib.targets import Soc, catalog, find_soc
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
-from buildlib.toolchains.qairt.sdk import ROOT_VARIABLES
+from buildlib.toolchains.registry import ROOT_VARIABLES
 from harness.errors import GenieMissingError, LibrariesFetchError
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.fetch import fetch_wheel

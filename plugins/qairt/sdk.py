@@ -1,8 +1,7 @@
 """An unpacked QAIRT SDK: its folder, its files, and its release.
 
 Sources, all public: the layout and the variable from "Linux setup" (docs.qualcomm.com 80-63442-10)
-and ExecuTorch's `backends/qualcomm/README.md`; the programs from "Tools" (80-63442-2, 80-63442-10);
-the default folder from the install guide of ai-hub-apps, `tutorials/llm_on_genie`.
+and ExecuTorch's `backends/qualcomm/README.md`; the programs from "Tools" (80-63442-2, 80-63442-10).
 """
 
 import os
@@ -14,16 +13,11 @@ from typing import Self
 
 from buildlib.errors import ToolchainMissingError
 from buildlib.toolchains.base import host_fault
+from buildlib.toolchains.registry import ROOT_VARIABLES, SDK_VERSION, sdk_root
 
 TOOLCHAIN = "qairt"
-ROOT_VARIABLES = ("QAIRT_SDK_ROOT", "QNN_SDK_ROOT")
-"""Environment variables that name an unpacked SDK; the first that is set counts."""
 PYTHON_VARIABLE = "QNNFARM_QAIRT_PYTHON"
 """Environment variable: the Python with the packages that the SDK's converters need."""
-INSTALL_FOLDER = Path("/opt/qcom/aistack/qairt")
-"""Its folders are the versions of the SDK that are installed for all users."""
-COMPILER = "`--toolchain qairt`"
-"""Its name in messages of what cannot do something that it can."""
 WHERE = (
     "get the Qualcomm AI Runtime SDK from softwarecenter.qualcomm.com, unpack it and set "
     f"{ROOT_VARIABLES[0]}"
@@ -32,7 +26,6 @@ OLDEST = (2, 29)
 """The first release whose Genie the vendor's tutorial (ai-hub-apps, `llm_on_genie`) takes."""
 
 _HOST = "x86_64-linux-clang"
-_VERSION = re.compile(r"\d+\.\d+\.\d+(\.\d+)?")
 _YAML_VERSION = re.compile(r"^version:\s*['\"]?v?([\d.]+)", re.MULTILINE)
 _MAX_YAML_BYTES = 1 << 16
 
@@ -121,16 +114,6 @@ class QairtSdk:
         return [python, str(path)] if python and script else [str(path)]
 
 
-def sdk_root(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder of the SDK: of a variable, else the newest that is installed, if any."""
-    root = next((environment[name] for name in ROOT_VARIABLES if environment.get(name)), None)
-    if root is not None:
-        return Path(root)
-    folders = INSTALL_FOLDER.iterdir() if INSTALL_FOLDER.is_dir() else ()
-    versions = [path for path in folders if _VERSION.fullmatch(path.name) and path.is_dir()]
-    return max(versions, key=lambda path: [int(n) for n in path.name.split(".")], default=None)
-
-
 def _version(root: Path) -> str:
     """Return the version in `sdk.yaml`, else that of the folder's name, else nothing."""
     try:
@@ -139,4 +122,4 @@ def _version(root: Path) -> str:
     except OSError:
         match = None
     version = match[1] if match else root.name
-    return version if _VERSION.fullmatch(version) else ""
+    return version if SDK_VERSION.fullmatch(version) else ""

@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import onnx
+import typer
 
 from buildlib.cache.layout import FILES, LAST_USED, SIDECAR, CacheEntry, entry_name
 from buildlib.cache.records import EntryInfo, read_files, read_info
@@ -31,8 +32,27 @@ from buildlib.files import atomic_folder, sync_file
 from buildlib.graph.files import link_into, load_proto
 from buildlib.paths import default_cache_root, user_path
 from buildlib.replay import compile_entry, entry_beside
+from harness.cli.cache import Root
+from harness.console import answers
 
 _RECORDS = {SIDECAR, FILES, LAST_USED}
+
+
+def qairt_layout(
+    container: Annotated[Path, typer.Argument(help="The container whose stages are meant.")],
+    dest: Annotated[Path, typer.Argument(help="A new folder.")],
+    cache: Root = None,
+) -> None:
+    """Lay out the stages of a container as the vendor's builder keeps them, by links.
+
+    Tools and scripts that walk that tree find ONNX, encodings, DLCs and binaries where its
+    documents say.
+
+    Example: qnnfarm qairt-layout CONTAINER stages
+    """
+    made = export_cache(GenAIContainer.load(container), dest, cache_root=cache)
+    for folder in sorted(made.glob("*/*")):
+        answers().print(str(folder))
 
 
 def export_cache(

@@ -16,25 +16,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from buildlib.errors import InputFileError, InvalidOptionError, ToolchainError
+from buildlib.errors import (
+    InputFileError,
+    InvalidOptionError,
+    ToolchainError,
+    ToolchainMissingError,
+)
 from buildlib.files import atomic_path, sync_file
 from buildlib.targets import Target
-from buildlib.toolchains.base import BinaryInfo, GraphPorts, OpPackageLibrary
+from buildlib.toolchains.base import BinaryInfo, GraphPorts, OpPackageLibrary, host_fault
 from buildlib.toolchains.child_process import Program, run_program
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpConfigHelper, HtpDeviceConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain, check_target
-from buildlib.toolchains.qairt.sdk import (
+from buildlib.toolchains.qnn.refusal import RefusedError
+from plugins.qairt.sdk import (
     CONVERTER,
     GENERATOR,
+    PYTHON_VARIABLE,
     QUANTIZER,
     TOOLCHAIN,
     UTILITY,
     QairtSdk,
 )
-from buildlib.toolchains.qnn.refusal import RefusedError
 
 if TYPE_CHECKING:
     import onnx
@@ -55,6 +61,31 @@ _NO_PORTS = (
     "the SDK's converter chooses the order of a graph's inputs and outputs, and this contract has "
     "its own; build with `--toolchain pypi`"
 )
+
+
+def open_toolchain(sdk: Path | None, log_dir: Path | None) -> "QairtToolchain":
+    """See `ToolchainModule`."""
+    return QairtToolchain(QairtSdk.find(sdk), log_dir)
+
+
+def examine_host() -> tuple[Literal["ok", "note"], str, str] | None:
+    """See `ToolchainModule`; nothing needs the SDK that does not ask for it."""
+    if host_fault():
+        return None
+    try:
+        sdk = QairtSdk.find()
+    except ToolchainMissingError as error:
+        detail, _, advice = error.reason.partition("; ")
+        return "note", detail, f"for `--toolchain qairt`, {advice}"
+    where = f"{sdk.version} in {sdk.root}"
+    for name in (CONVERTER, QUANTIZER):
+        try:
+            QairtToolchain(sdk).help(name)
+        except ToolchainError as error:
+            last = error.log_tail[-1] if error.log_tail else error.reason
+            advice = f"{PYTHON_VARIABLE} names a Python with what it imports (qairt.md)"
+            return "note", f"{where}: {name} does not start: {last}", advice
+    return "ok", f"{where}: its converter and quantizer start", ""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A stand-in QAIRT SDK: the documented layout, flags and outputs, over the compiler of PyPI.
 
-Its programs accept what `fixtures/qairt_tools.toml` has of the public documents, and nothing else.
+Its programs accept what `qairt_tools.toml` has of the public documents, and nothing else.
 They record their arguments and environment, and do the real work by the parts that PyPI has: a
 converter that knows QDQ, and the compiler. Like those of the SDK, they name a graph by the file
 that the converter wrote, whatever that is called afterwards, and compile a graph that the
@@ -26,7 +26,7 @@ from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 if TYPE_CHECKING:
     import onnx
 
-TABLE = Path(__file__).parent / "fixtures" / "qairt_tools.toml"
+TABLE = Path(__file__).parent / "qairt_tools.toml"
 HOST = "x86_64-linux-clang"
 SCRIPTS = ("qairt-converter", "qairt-quantizer")
 NATIVE = ("qnn-context-binary-generator", "qnn-context-binary-utility")
@@ -42,12 +42,12 @@ def make_sdk(root: Path, version: str = "2.39.0.250926") -> Path:
     for folder in (programs, libraries, root / "lib" / "python" / "qti"):
         folder.mkdir(parents=True)
     (root / "sdk.yaml").write_text(f"name: qairt\nversion: {version}\n")
-    checkout = Path(__file__).parents[1]
+    checkout = Path(__file__).parents[3]
     for name in (*SCRIPTS, *NATIVE):
         path = programs / name
         path.write_text(
             f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(checkout)!r})\n"
-            f"from tests.qairt_sdk import main\nmain({name!r})\n"
+            f"from tests.plugins.qairt.qairt_sdk import main\nmain({name!r})\n"
         )
         path.chmod(0o755)
     for name in LIBRARIES:

@@ -19,14 +19,14 @@ from buildlib.errors import (
     ToolchainMissingError,
 )
 from buildlib.targets import parse_target
+from buildlib.toolchains import registry
 from buildlib.toolchains.base import GraphPorts, OpPackageLibrary
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from buildlib.toolchains.qairt import sdk as qairt_sdk
-from buildlib.toolchains.qairt.sdk import PYTHON_VARIABLE, QairtSdk, sdk_root
-from buildlib.toolchains.qairt.toolchain import QairtToolchain, lowered_opset
-from buildlib.toolchains.registry import open_toolchain
-from tests.qairt_sdk import calls, documented_flags, make_sdk, parse
+from buildlib.toolchains.registry import open_toolchain, sdk_root
+from plugins.qairt.sdk import PYTHON_VARIABLE, QairtSdk
+from plugins.qairt.toolchain import QairtToolchain, lowered_opset
+from tests.plugins.qairt.qairt_sdk import calls, documented_flags, make_sdk, parse
 
 PHONE = parse_target("SM8750")
 NAMES = {1: "ar1_cl64_1_of_1", 32: "ar32_cl64_1_of_1"}
@@ -232,10 +232,10 @@ def test_it_is_found_by_option_variable_or_where_it_is_installed(
     installed = tmp_path / "installed"
     for version in ("2.9.0.1", "2.39.0.250926", "2.31.0.250130", "not-a-version"):
         (installed / version).mkdir(parents=True)
-    monkeypatch.setattr(qairt_sdk, "INSTALL_FOLDER", installed)
+    monkeypatch.setattr(registry, "INSTALL_FOLDER", installed)
     assert sdk_root({}) == installed / "2.39.0.250926"
     assert sdk_root({"QNN_SDK_ROOT": "/a", "QAIRT_SDK_ROOT": "/b"}) == Path("/b")
-    monkeypatch.setattr(qairt_sdk, "INSTALL_FOLDER", tmp_path / "none")
+    monkeypatch.setattr(registry, "INSTALL_FOLDER", tmp_path / "none")
     assert sdk_root({}) is None
 
 
@@ -251,8 +251,8 @@ def test_an_sdk_that_is_not_usable(tmp_path: Path) -> None:
 
 
 def test_no_sdk_and_no_such_toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qairt_sdk, "INSTALL_FOLDER", tmp_path / "none")
-    for name in qairt_sdk.ROOT_VARIABLES:
+    monkeypatch.setattr(registry, "INSTALL_FOLDER", tmp_path / "none")
+    for name in registry.ROOT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ToolchainMissingError, match=r"softwarecenter\.qualcomm\.com"):
         open_toolchain("qairt")

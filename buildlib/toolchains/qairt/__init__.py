@@ -1,1 +1,0 @@
-"""Toolchain of the QAIRT SDK: the vendor's programs, by their documented command lines."""
