@@ -44,7 +44,7 @@ genie-table:
 
 # Random mutations of valid Genie configurations, judged by our models and by libGenie; `QNNFARM_FUZZ_SEED=7 make genie-mutations` for others; two minutes.
 genie-mutations:
-	$(PYTHON) -m pytest -n 0 -q -s -m slow tests/buildlib/container/test_genie_agreement.py
+	$(PYTHON) -m pytest -n 0 -q -s -m slow tests/plugins/diagnosis/test_genie_agreement.py
 
 # A build of every family of checkpoints on the emulator against float; the suite takes one of them.
 families:

@@ -14,10 +14,10 @@ import pytest
 
 from buildlib.builder.genie_check import check_genie
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.genie_files import ConfigKind, kind_of
 from buildlib.container.genie_limits import find_limits
 from buildlib.container.text_embedding import TextEmbeddingConfig
 from buildlib.paths import default_cache_root
+from plugins.diagnosis.genie_files import ConfigKind, kind_of
 from tests.buildlib.container.genie_configurations import (
     EXTENSIONS,
     Configuration,

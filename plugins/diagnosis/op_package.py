@@ -9,7 +9,6 @@ import numpy.typing as npt
 import typer
 
 from buildlib.elf import read_elf
-from buildlib.numerics.operation import run_operation
 from buildlib.paths import absolute_user_path
 from buildlib.targets import find_soc
 from buildlib.toolchains.base import OpPackageLibrary
@@ -19,6 +18,7 @@ from harness.cli.completion import complete_socs
 from harness.console import answers, print_json
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
+from plugins.diagnosis.operation import run_operation
 
 app = typer.Typer(help="Op packages: operations of your own for QNN.", no_args_is_help=True)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.genie_files import kind_of
 from buildlib.container.genie_limits import find_limits
+from plugins.diagnosis.genie_files import kind_of
 from tests.buildlib.container.genie_configurations import EXTENSIONS, configurations
 from tools.genie_table import BEGIN, END, needed_hardware
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from buildlib.errors import ToolchainError
-from buildlib.numerics.operation import run_operation
 from buildlib.targets import find_soc
 from buildlib.toolchains.base import OpPackageLibrary, ScaleOffset, TensorInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from plugins.diagnosis.operation import run_operation
 from tests.buildlib.op_packages import PROVIDER, SCALE, build_package
 
 SOC = find_soc("SM8750")

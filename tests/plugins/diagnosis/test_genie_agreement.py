@@ -12,7 +12,6 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from buildlib.container.genie_files import KINDS, ConfigKind, kind_of
 from buildlib.container.genie_validator import (
     DIALOG,
     EXTENSIONS,
@@ -21,12 +20,13 @@ from buildlib.container.genie_validator import (
     ask_genie,
 )
 from buildlib.validation import Fault
+from plugins.diagnosis.genie_files import KINDS, ConfigKind, kind_of
 from tests.buildlib.container.genie_configurations import (
     configurations,
     misfits,
     mutations,
 )
-from tests.buildlib.container.genie_mutations import mutate
+from tests.plugins.diagnosis.genie_mutations import mutate
 
 LEAST = 300
 LEAST_FOR_ALL_RULES = 20_000
