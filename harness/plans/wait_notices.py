@@ -9,7 +9,6 @@ from harness.pool.status import MemberStatus, WaitReasons, describe_wait, wait_r
 
 NOTICE_AFTER_S = 2.0
 """Shorter waits are not worth a line."""
-_MOST_NOTICES = 8
 
 
 class WaitNotices:
@@ -30,7 +29,6 @@ class WaitNotices:
         self._since: dict[Requirement, float] = {}
         self._reported: dict[Requirement, WaitReasons] = {}
         self._pending: dict[Requirement, tuple[WaitReasons, float]] = {}
-        self._rest = ""
 
     def update(self, starving: Mapping[Requirement, Sequence[MemberStatus]]) -> None:
         """Report the notices that are due now.
@@ -44,18 +42,13 @@ class WaitNotices:
             self._pending.pop(over, None)
             if self._reported.pop(over, None) is not None:
                 self._observer.on_wait(str(over), "")
-        rest = 0
         for requirement, members in starving.items():
             if at - self._since.setdefault(requirement, at) < self._after_s:
-                continue
-            if requirement not in self._reported and len(self._reported) >= _MOST_NOTICES:
-                rest += 1
                 continue
             current = wait_reasons(members, self._reported.get(requirement, frozenset()))
             if self._is_news(requirement, current, at):
                 self._reported[requirement] = current
                 self._observer.on_wait(str(requirement), describe_wait(members, own=self._own))
-        self._report_rest(f"{rest} more kinds of device" if rest else "")
 
     def _is_news(self, requirement: Requirement, current: WaitReasons, at: float) -> bool:
         """Return whether the reasons differ from the reported ones, and have lasted."""
@@ -69,12 +62,3 @@ class WaitNotices:
             since = at
         self._pending[requirement] = (current, since)
         return at - since >= self._after_s
-
-    def _report_rest(self, words: str) -> None:
-        if words == self._rest:
-            return
-        if self._rest:
-            self._observer.on_wait(self._rest, "")
-        if words:
-            self._observer.on_wait(words, "none is available")
-        self._rest = words

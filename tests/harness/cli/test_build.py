@@ -6,57 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.device import Device
 from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
 
 MODEL = tiny_llama.folder()
 TARGET = ("--target", "SM8750:emulator")
-SHAPE = ("--ar", "1,16", "--cl", "64", "--splits", "1")
-EAGLET = """\
-speculative_config:
-  draft_model_path: head.onnx      # beside this file
-  draft_len: 3
-  n_branches: 2
-arn_cl_options: {auto_regression_number: [1, 8], context_length: 64}
-"""
-SSD = (
-    "-O", f"speculative_config.ssd_tensor_file={MODEL / 'ssd' / 'ssd_tensor.safetensors'}",
-    "-O", "speculative_config.branches=[2]",
-)  # fmt: skip
-
-
-@pytest.fixture
-def eaglet_options(tmp_path: Path) -> Path:
-    """A file of options, and beside it the draft that it names."""
-    for name in ("draft_model.onnx", "model.safetensors"):
-        linked = "head.onnx" if name.endswith(".onnx") else name
-        (tmp_path / linked).symlink_to(MODEL / "eaglet" / name)
-    file = tmp_path / "eaglet.yaml"
-    file.write_text(EAGLET)
-    return file
-
-
-@pytest.mark.slow
-@pytest.mark.needs("libatomic1")
-@pytest.mark.parametrize("kind", ["ssd-q1", "eaglet"])
-def test_a_container_that_speculates_is_built_and_speculates(
-    qnnfarm: Run, kind: str, eaglet_options: Path, tmp_path: Path, virtual_device: Device
-) -> None:
-    options = SSD if kind == "ssd-q1" else ("--options", eaglet_options)
-    built = qnnfarm("build", MODEL, *TARGET, *SHAPE, *options, "--out", tmp_path / "out")
-    assert built.returncode == 0, built.stderr
-    dialog = json.loads((tmp_path / "out" / "genie_config.json").read_text())["dialog"]
-    assert dialog["type"] == kind
-    metadata = json.loads((tmp_path / "out" / "metadata.json").read_text())
-    assert metadata["graphs"]["auto_regression_numbers"] == [1, 16]  # --ar comes before the file
-    assert metadata["speculation"]["differing"] == 0
-    prompt = ("--prompt", "In the beginning God created", "--max-tokens", "5", "--json")
-    asked = qnnfarm("generate", tmp_path / "out", "--device", virtual_device.serial, *prompt)
-    assert asked.returncode == 0, asked.stderr
-    answer = json.loads(asked.stdout)
-    assert answer["text"]
-    assert answer["metrics"]["token_acceptance_rate"] > 1
 
 
 @pytest.mark.variant

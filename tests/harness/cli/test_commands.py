@@ -12,8 +12,6 @@ import shutil
 import signal
 import sqlite3
 import tempfile
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -28,8 +26,6 @@ from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.server import ensure_server
 from harness.devices.device import Device
-from plugins.virtual_android import manager
-from plugins.virtual_android.faults import ALWAYS, Slow
 from suites.models import tiny_llama
 from tests.command_line import Done, Started
 from tests.conftest import kill_server
@@ -303,14 +299,6 @@ def test_bad_files_are_one_line(qnnfarm: Run, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_a_prompt_that_is_too_long_is_one_line(
-    qnnfarm: Run, virtual_device: Device, tiny_bundle: Path
-) -> None:
-    on_device = (tiny_bundle, "--device", virtual_device.serial)
-    long = qnnfarm("generate", *on_device, "--prompt", "In the beginning " * 80)
-    one_line_error(long, "192 tokens in all")
-
-
 def test_without_any_device_the_user_is_told_how_to_get_one(
     qnnfarm: Run, tmp_path: Path, tiny_bundle: Path, free_adb_port: int
 ) -> None:
@@ -353,30 +341,6 @@ def test_a_full_device_is_one_line_and_a_failed_run(
     ((status, error),) = rows(db, "SELECT status, error FROM runs")
     assert status == "failed"
     assert "full" in str(error)
-
-
-def test_a_device_that_goes_away_during_the_push_is_one_line(
-    qnnfarm: Run,
-    tiny_bundle: Path,
-    make_virtual_device: Callable[..., tuple[manager.VirtualDevice, Device]],
-) -> None:
-    virtual, device = make_virtual_device()
-    incoming = virtual.root / "data" / "local" / "tmp" / "qnnfarm" / "incoming"
-    # So slow that the plug is pulled in the middle.
-    manager.control(virtual.name).inject(Slow(when="push", count=ALWAYS, rate=float(1 << 16)))
-
-    def pull_the_plug() -> None:
-        deadline = time.monotonic() + 250
-        while time.monotonic() < deadline and not any(incoming.rglob("*")):
-            time.sleep(0.01)
-        manager.stop(virtual.name)
-
-    thread = threading.Thread(target=pull_the_plug)
-    thread.start()
-    done = qnnfarm("generate", tiny_bundle, "--device", device.serial, "--prompt", "x")
-    thread.join()
-    one_line_error(done, device.serial)
-    assert not list(incoming.parent.glob("runs/*"))
 
 
 def test_an_interrupted_bench_leaves_nothing_on_the_device(

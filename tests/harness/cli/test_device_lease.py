@@ -61,29 +61,25 @@ def test_waiting_for_a_lease_names_its_holder(
     assert "waiting for a device, 2.5 s at most: local is held by" in capsys.readouterr().err
 
 
-def test_an_absent_device_is_not_waited_for(adb_server: object) -> None:
-    with pytest.raises(NoDeviceError), lease_device("nosuch", wait_s=600, purpose=""):
-        pass
-    with (
-        pytest.raises(UnknownVirtualDeviceError),
-        lease_device("virtual:x", wait_s=600, purpose=""),
-    ):
-        pass
-    with (
-        pytest.raises(WrongUseError, match="names no device"),
-        lease_device("linux:-x", wait_s=600, purpose=""),
-    ):
+@pytest.mark.parametrize(
+    ("name", "error", "told"),
+    [
+        ("nosuch", NoDeviceError, "nosuch"),
+        ("virtual:x", UnknownVirtualDeviceError, "x"),
+        ("linux:-x", WrongUseError, "names no device"),
+        ("shared", WrongUseError, "virtual:shared names the virtual device"),
+    ],
+)
+def test_an_absent_device_is_not_waited_for(
+    virtual_device: Device, name: str, error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told), lease_device(name, wait_s=600, purpose=""):
         pass
 
 
 def test_a_virtual_device_is_taken_by_its_name(virtual_device: Device) -> None:
     with lease_device("virtual:shared", wait_s=60, purpose="") as device:
         assert device.boot_id() == virtual_device.boot_id()
-    with (
-        pytest.raises(WrongUseError, match="virtual:shared names the virtual device"),
-        lease_device("shared", wait_s=60, purpose=""),
-    ):
-        pass
 
 
 def test_a_stopped_virtual_device_is_not_started(

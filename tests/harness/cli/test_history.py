@@ -53,21 +53,16 @@ def test_a_history_shows_its_changes(qnnfarm: Run, nights: None) -> None:
     assert "loss: -19.7%" in shown.stdout
     assert "found 2026-01-22; commits 1919191919..2020202020; genie 1.21 → 1.22" in shown.stdout
     assert "23 nights, 23 sessions on 1 device, 1 change" in shown.stdout
+    assert "A loss under 3.2% would not be seen in 3 nights" in shown.stdout
     assert "\x1b" not in shown.stdout
     (series,) = json.loads(qnnfarm("history", "decode_tokens_per_s", "--json").stdout)
     assert len(series["nights"]) == 23
+    assert series["smallest_loss"] == pytest.approx(0.0325, abs=1e-3)
     assert series["changes"][0]["commits"] == ["19" * 20, "20" * 20]
     nothing = qnnfarm("history", "decode", "--model", "other")
     assert nothing.returncode == NO_ANSWER
     assert "no history of decode_tokens_per_s with these options" in nothing.stderr
     assert qnnfarm("history", "p").returncode == NO_ANSWER  # prefill or perplexity?
-
-
-def test_a_history_says_what_it_cannot_see(qnnfarm: Run, nights: None) -> None:
-    shown = qnnfarm("history", "decode").stdout
-    assert "A loss under 3.2% would not be seen in 3 nights" in shown
-    (series,) = json.loads(qnnfarm("history", "decode", "--json").stdout)
-    assert series["smallest_loss"] == pytest.approx(0.0325, abs=1e-3)
 
 
 def test_a_history_says_what_it_takes_to_see_a_loss(qnnfarm: Run, tmp_path: Path) -> None:

@@ -87,14 +87,3 @@ def test_a_short_wait_prints_no_line() -> None:
     notices.update({ANY: [PHONE]})
     notices.update({HOT: []})
     assert told.lines == []
-
-
-def test_many_kinds_of_device_are_not_a_line_each() -> None:
-    told = Told()
-    notices = WaitNotices(told, after_s=0)
-    many = {Requirement(name=f"phone-{number}"): [PHONE] for number in range(50)}
-    notices.update(many)
-    notices.update(many)
-    assert [wanted for wanted, _ in told.lines[-2:]] == ["name=phone-7", "42 more kinds of device"]
-    notices.update({})
-    assert ("42 more kinds of device", "") in told.lines
