@@ -1,8 +1,6 @@
 """Virtual devices as `adb` itself sees them."""
 
 import contextlib
-import os
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,49 +15,7 @@ from harness.errors import DeviceLostError, UnknownVirtualDeviceError
 from plugins.virtual_android import manager
 from plugins.virtual_android.manager import VirtualDevice
 from tests.plugins.virtual_android.helpers import Adb, RunAndLose
-from tests.private_adb import private_variables
 from tests.waiting import patience_s, wait_for
-
-
-def _start_server(home: Path, port: int) -> tuple[dict[str, str], subprocess.Popen[bytes]]:
-    """An adb server that shares nothing with the user's; its environment and its process."""
-    environment = {"PATH": os.environ["PATH"], **private_variables(home, port)}
-    environment["ADB_SERVER_SOCKET"] = f"tcp:localhost:{port}"  # a server listens on that alone
-    environment["ADB_LIBUSB"] = "0"  # for which it waits three seconds where there is no USB
-    server = subprocess.Popen(
-        [adbutils.adb_path(), "server", "nodaemon"],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-    def answers() -> bool:
-        assert server.poll() is None
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return True
-        return False
-
-    wait_for(answers)
-    return environment, server
-
-
-@pytest.fixture(scope="session")
-def new_adb_server(
-    tmp_path_factory: pytest.TempPathFactory, new_port: Callable[[], int]
-) -> Iterator[Callable[[], dict[str, str]]]:
-    """Starts further adb servers, each with keys of its own; gives their environment."""
-    servers: list[tuple[dict[str, str], subprocess.Popen[bytes]]] = []
-
-    def start() -> dict[str, str]:
-        servers.append(_start_server(tmp_path_factory.mktemp("home"), new_port()))
-        return servers[-1][0]
-
-    yield start
-    for environment, server in servers:
-        subprocess.run([adbutils.adb_path(), "kill-server"], env=environment, check=False)
-        server.wait(timeout=patience_s())
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import io
 import os
-import platform
 import re
 import secrets
 import shlex
@@ -190,37 +189,20 @@ def _shared_memory() -> Iterator[None]:
 
 _READS = {
     "an absolute path": "cat {file}",
-    "dots": "cd /data/local/tmp && cat ../../../../../../../..{file}",
     "a symbolic link": "ln -sf {file} $TMPDIR/l; cat $TMPDIR/l",
-    "a symbolic link to a folder": "ln -sfn / $TMPDIR/r; cat $TMPDIR/r/../..{file}",
-    "a hard link": "ln {file} $TMPDIR/h && cat $TMPDIR/h",
     "the root of a process": "for p in /proc/[0-9]*; do cat $p/root{file} $p/cwd{file}; done",
     "the root of the first process": "cat /proc/1/root{file} /proc/1/cwd{file}",
-    "open files of processes": (
-        "for f in /proc/[0-9]*/fd/* /proc/1/fd/[0-9]; do cat $f/../../../../../../..{file}; done"
-    ),
-    "threads of the first process": (
-        "for t in 1 2 3 4 5 6 7 8 9; do cat /proc/$t/root{file} /proc/$t/environ; done"
-    ),
     "environment of processes": "cat /proc/[0-9]*/environ /proc/1/environ",
     "the home folder": "cat {home}/fil* ~/../*/file",
-    "the environment of a command": "env",
 }
 _OPENS = {
-    "the host's users": "test -e /etc/shadow && echo OPEN",
     "the state folder": "test -e {state} && echo OPEN",
     "the host's temporary files": "test -e {folder} && echo OPEN",
     "a file written by its path": "echo x >{file} && echo OPEN",
-    "a file next to it": "echo x >{home}/new && echo OPEN",
-    "a file deleted": "rm {file} && echo OPEN",
     "a FIFO of the host": "test -p {home}/fifo && echo OPEN",
     "programs of the host": (
         "for d in / /etc /dev /usr /usr/bin /usr/lib /bin /lib /proc /sys/devices/system; do"
         " if touch $d/qnnfarm-escape; then rm $d/qnnfarm-escape; echo OPEN; fi; done"
-    ),
-    "the interpreter": (
-        "d=$(python3 -c 'import os; print(os.path.dirname(os.__file__))');"
-        " if touch $d/qnnfarm-escape; then rm $d/qnnfarm-escape; echo OPEN; fi"
     ),
     "a terminal of the host": "test -e {terminal} && echo OPEN",
     "disks and other nodes": (
@@ -231,25 +213,13 @@ _OPENS = {
         "for f in kernel/core_pattern kernel/hostname vm/overcommit_memory; do"
         " read -r v </proc/sys/$f && echo $v >/proc/sys/$f && echo OPEN; done"
     ),
-    "the magic request key": "(: >>/proc/sysrq-trigger) && echo OPEN",
-    "devices of the kernel": (
-        "test -e /sys/kernel && echo OPEN;"
-        " read -r v </sys/devices/system/cpu/cpu1/online &&"
-        " echo $v >/sys/devices/system/cpu/cpu1/online && echo OPEN"
-    ),
     "a signal": "kill -0 {pid} && echo OPEN; kill -CONT {pid} && echo OPEN",
-    "another's processes": "test -e /proc/{pid} && echo OPEN",
     "the host's name": "hostname escaped && echo OPEN",
     "the clock": "date -s @$(date +%s) >/dev/null && echo OPEN",
     "a remount": "mount -o remount,rw,bind /usr && echo OPEN",
-    "a mount": "mkdir -p $TMPDIR/m; mount -t tmpfs none $TMPDIR/m && echo OPEN",
-    "an unmount": "umount -l /usr && echo OPEN",
     "a remount as root of a user namespace": (
         "unshare -Urm sh -c 'mount -o remount,rw,bind /usr' && echo OPEN;"
         " unshare -Urm sh -c 'mount -o remount,suid,dev,bind /data' && echo OPEN"
-    ),
-    "an unmount as root of a user namespace": (
-        "unshare -Urm sh -c 'umount -l /usr || umount -l /data || umount -l /proc' && echo OPEN"
     ),
     "another /proc": "unshare -Urmpf sh -c 'mount -t proc proc /proc' && echo OPEN",
     "capabilities": (
@@ -295,14 +265,6 @@ for _ in range(2):
         libc.chroot(b".")
         tell(os.path.exists("{file}"))
 """,
-    "a pivot of the root": """
-as_root_of_a_namespace()
-os.chdir(os.environ["TMPDIR"])
-libc.mount(b"tmpfs", b".", b"tmpfs", 0, None)
-libc.syscall({pivot_root}, b".", b".")
-libc.umount2(b".", 2)
-tell(os.path.exists("{file}"))
-""",
     "a node of the host's disk": """
 as_root_of_a_namespace()
 for name in (os.environ["TMPDIR"] + "/disk", "/dev/shm/disk"):
@@ -314,16 +276,6 @@ for one in others():
     if libc.ptrace(16, one, None, None) == 0:
         tell(True)
         libc.ptrace(17, one, None, None)
-""",
-    "memory of the first process": """
-for one in others():
-    try: open(f"/proc/{one}/mem", "rb").close()
-    except OSError: continue
-    tell(True)
-""",
-    "descriptors of the first process": """
-one = os.pidfd_open(1) if hasattr(os, "pidfd_open") else -1
-for number in range(64): tell(one >= 0 and libc.syscall(438, one, number, 0) >= 0)
 """,
     "a socket of the host": """
 s = socket.socket(socket.AF_UNIX)
@@ -339,7 +291,6 @@ tell(True)
 s = socket.create_connection(("127.0.0.1", {port}), timeout=5)
 tell(True)
 """,
-    "a network of the host": "tell([name for _, name in socket.if_nameindex() if name != 'lo'])",
     "raw packets": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW); tell(True)",
     "shared memory": "tell(libc.shmget({shared_memory}, 0, 0) >= 0)",
     "a file by its handle": """
@@ -377,7 +328,6 @@ def _filled(victim: Victim, text: str) -> str:
         "folder": victim.folder,
         "home": victim.folder / "home",
         "pid": victim.pid,
-        "pivot_root": 155 if platform.machine() == "x86_64" else 41,
         "port": victim.port,
         "shared_memory": SHARED_MEMORY,
         "unix": victim.socket,
@@ -411,10 +361,8 @@ def _assert_spared(victim: Victim) -> None:
 
 
 _PATHS = (
-    *("{file}", "/data/local/tmp/../../../../../../../..{file}", "/data/local/tmp/way/file"),
-    *("/proc/self/root{file}", "/proc/self/cwd{file}"),
-    *("/proc/self/environ", "/proc/thread-self/environ"),
-    *(f"/proc/self/fd/{n}/../../../../../../../../..{{file}}" for n in range(3, 12)),
+    *("{file}", "/data/local/tmp/way/file", "/proc/self/root{file}", "/proc/self/environ"),
+    *(f"/proc/self/fd/{n}/../../../../../../../../..{{file}}" for n in range(3, 6)),
 )
 
 

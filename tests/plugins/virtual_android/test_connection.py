@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import adbutils
@@ -26,6 +25,7 @@ from plugins.virtual_android.manager import VirtualDevice
 from plugins.virtual_android.protocol import HEADER_SIZE, AdbCommand
 from plugins.virtual_android.stream import Stream
 from tests.plugins.virtual_android.helpers import Adb, pack_message
+from tests.private_adb import private_variables
 from tests.waiting import PATIENCE_S, wait_for
 
 _VERSION = 0x01000001
@@ -56,9 +56,13 @@ def _is_closed(peer: socket.socket) -> bool:
 
 
 def test_a_strangers_key_is_refused(
-    device: VirtualDevice, new_adb_server: Callable[[], dict[str, str]]
+    device: VirtualDevice, free_adb_port: int, tmp_path: Path
 ) -> None:
-    environment = new_adb_server()
+    environment = {
+        "PATH": os.environ["PATH"],
+        **private_variables(tmp_path, free_adb_port),
+        "ADB_SERVER_SOCKET": f"tcp:localhost:{free_adb_port}",  # there it starts by itself
+    }
 
     def stranger(*arguments: str) -> subprocess.CompletedProcess[bytes]:
         command = [adbutils.adb_path(), *arguments]

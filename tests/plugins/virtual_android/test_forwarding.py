@@ -35,23 +35,18 @@ def _echo_server() -> Iterator[int]:
 
 _CLIENT = """\
 import socket, sys
-name = sys.argv[1]
-if name.isdigit():
-    peer = socket.create_connection(("127.0.0.1", int(name)), timeout=200)
-else:
-    peer = socket.socket(socket.AF_UNIX)
-    peer.connect("\\0" + name)
+peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=200)
 peer.sendall(sys.argv[2].encode())
 print(peer.recv(100).decode())
 """
 
 
 @pytest.fixture
-def ask(on_device: Adb) -> Callable[[object, str], str]:
-    """Sends a text to a port, or to an abstract socket, on the device; gives the answer."""
+def ask(on_device: Adb) -> Callable[[int, str], str]:
+    """Sends a text to a port of the device; gives the answer."""
 
-    def ask(name: object, text: str) -> str:
-        done = on_device("shell", shlex.join(["python3", "-c", _CLIENT, str(name), text]))
+    def ask(port: int, text: str) -> str:
+        done = on_device("shell", shlex.join(["python3", "-c", _CLIENT, str(port), text]))
         said = done.stderr.decode().strip().splitlines() or [done.stdout.decode().strip()]
         return said[-1]
 
@@ -72,7 +67,7 @@ def reversed_port(on_device: Adb) -> Iterator[Callable[[int], int]]:
 
 
 def test_a_port_of_the_device_leads_to_this_host(
-    on_device: Adb, reversed_port: Callable[[int], int], ask: Callable[[object, str], str]
+    on_device: Adb, reversed_port: Callable[[int], int], ask: Callable[[int, str], str]
 ) -> None:
     with _echo_server() as port:
         there = reversed_port(port)
@@ -91,13 +86,13 @@ def test_a_port_of_the_device_leads_to_this_host(
 def test_what_does_not_listen_on_this_host_ends_its_client(
     reversed_port: Callable[[int], int],
     new_port: Callable[[], int],
-    ask: Callable[[object, str], str],
+    ask: Callable[[int, str], str],
 ) -> None:
     assert ask(reversed_port(new_port()), "anybody?") == ""
 
 
 def test_a_port_of_the_same_number(
-    device: VirtualDevice, on_device: Adb, ask: Callable[[object, str], str]
+    device: VirtualDevice, on_device: Adb, ask: Callable[[int, str], str]
 ) -> None:
     """An unconfined device shares the loopback, so its clients reach the port already."""
     with _echo_server() as port, _echo_server() as other:
@@ -120,7 +115,7 @@ def test_listeners_end_with_the_connection(
     adb: Adb,
     connect: Callable[[str], None],
     reversed_port: Callable[[int], int],
-    ask: Callable[[object, str], str],
+    ask: Callable[[int, str], str],
 ) -> None:
     with _echo_server() as port:
         there = reversed_port(port)
@@ -135,15 +130,3 @@ def test_invalid_addresses_to_listen_on_are_refused(on_device: Adb) -> None:
         refused = on_device("reverse", spec, "tcp:5000")
         assert (refused.returncode, refused.stderr.count(b"\n")) == (1, 1), spec
     assert on_device("shell", "echo alive").stdout == b"alive\n"
-
-
-def test_sockets_with_a_name(
-    on_device: Adb, device: VirtualDevice, ask: Callable[[object, str], str]
-) -> None:
-    name = f"qnnfarm-test-{device.name}"
-    with _echo_server() as port:
-        assert on_device("reverse", f"localabstract:{name}", f"tcp:{port}").returncode == 0
-        try:
-            assert ask(name, "by name") == "BY NAME"
-        finally:
-            on_device("reverse", "--remove-all")

@@ -1,31 +1,18 @@
 """Files to and from a device, through the real adb."""
 
-import asyncio
 import hashlib
 import os
 import stat
-import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import adbutils
-import pytest
 
 from plugins.virtual_android import manager
-from plugins.virtual_android.filesystem import DeviceFilesystem
-from plugins.virtual_android.injection import Effects, Injector
 from plugins.virtual_android.manager import VirtualDevice
-from plugins.virtual_android.protocol import AdbCommand
-from plugins.virtual_android.storage import Storage
-from plugins.virtual_android.stream import Stream
-from plugins.virtual_android.sync import SyncHost, open_sync
 from tests.plugins.virtual_android.helpers import Adb
 from tests.waiting import wait_for
-
-if TYPE_CHECKING:
-    from plugins.virtual_android.events import EventLog
 
 _TMP = "/data/local/tmp"
 
@@ -170,105 +157,3 @@ def test_a_device_that_goes_away_during_a_push(
     assert client.returncode != 0, output
     assert list(folder.iterdir()) == []
     manager.remove("leaves")
-
-
-class _Peer:
-    """The client's end of a sync session without a connection, and the messages that came."""
-
-    max_payload = 1 << 20
-
-    def __init__(self, root: Path) -> None:
-        self.messages: list[bytes] = []
-        filesystem = DeviceFilesystem(root, in_namespace=False)
-        storage = Storage(root / "data", None, on_full=lambda: None)
-        faults = Injector(cast("Effects", None), cast("EventLog", None))
-        self.stream = Stream(self, 1, 2)
-        service = open_sync(SyncHost(filesystem, storage, faults), b"sync:")
-        assert service is not None
-        self._service = service
-
-    def send(
-        self,
-        command: AdbCommand,
-        arg0: int,  # noqa: ARG002
-        arg1: int,  # noqa: ARG002
-        payload: bytes | bytearray | memoryview = b"",
-    ) -> None:
-        if command is AdbCommand.WRTE:
-            self.messages.append(bytes(payload))
-            asyncio.get_running_loop().call_soon(self.stream.on_ready, 2)
-
-    async def wait_writable(self) -> None:
-        pass
-
-    def forget(self, stream: Stream) -> None:
-        pass
-
-    def exchange(self, *requests: bytes) -> list[bytes]:
-        """Send each piece in a message of its own, and return the messages that come back."""
-
-        async def talk() -> list[bytes]:
-            session = asyncio.ensure_future(self._service(self.stream))
-            for piece in (*requests, _QUIT):
-                assert self.stream.on_data(piece)
-            await session
-            return self.messages
-
-        return asyncio.run(talk())
-
-
-_QUIT = struct.pack("<4sI", b"QUIT", 0)
-
-
-def _request(ident: bytes, path: str) -> bytes:
-    return struct.pack("<4sI", ident, len(path)) + path.encode()
-
-
-def _data(content: bytes) -> bytes:
-    return struct.pack("<4sI", b"DATA", len(content)) + content
-
-
-def _done(mtime: int = 0) -> bytes:
-    return struct.pack("<4sI", b"DONE", mtime)
-
-
-@pytest.mark.parametrize("size", [0, 1, 65536, 500_000])
-def test_the_end_of_a_file_goes_with_its_data(tmp_path: Path, size: int) -> None:
-    """Alone it would wait 40 ms in the adb server: for the acknowledgement of the data (Nagle)."""
-    (tmp_path / "data").mkdir()
-    content = os.urandom(size)
-    (tmp_path / "data" / "file").write_bytes(content)
-    pieces = [content[start : start + 65536] for start in range(0, size, 65536)]
-    whole = b"".join(map(_data, pieces)) + _done()
-    assert _Peer(tmp_path).exchange(_request(b"RECV", "/data/file")) == [whole]
-
-
-def test_a_file_of_several_messages_ends_with_the_last(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    content = os.urandom(2_500_000)
-    (tmp_path / "data" / "file").write_bytes(content)
-    request = _request(b"RECV", "/data/file")
-    messages = _Peer(tmp_path).exchange(request, request)
-    assert [len(message) for message in messages] == 2 * [
-        983_160,
-        983_160,
-        len(content) - 1_966_080 + 9 * 8 + 8,
-    ]
-    assert all(messages[number].endswith(_done()) for number in (2, 5))
-
-
-def test_files_that_come_together_are_confirmed_together(tmp_path: Path) -> None:
-    sent = [_request(b"SEND", f"/data/{n},33188") + _data(b"%d" % n) + _done(n) for n in range(50)]
-    messages = _Peer(tmp_path).exchange(b"".join(sent))
-    assert messages == [50 * struct.pack("<4sI", b"OKAY", 0)]
-    assert [(tmp_path / "data" / str(n)).read_text() for n in range(50)] == [
-        str(n) for n in range(50)
-    ]
-
-
-def test_the_first_failure_ends_what_came_together(tmp_path: Path) -> None:
-    (tmp_path / "data" / "1").mkdir(parents=True)
-    sent = [_request(b"SEND", f"/data/{n},33188") + _data(b"x") + _done() for n in range(3)]
-    (message,) = _Peer(tmp_path).exchange(b"".join(sent))
-    assert message.startswith(struct.pack("<4sI", b"OKAY", 0) + b"FAIL")
-    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["0", "1"]
