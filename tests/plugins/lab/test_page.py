@@ -269,12 +269,6 @@ def test_a_device_that_nobody_looked_at_is_not_absent() -> None:
     assert '<td data-label="SoC"></td>' in row
 
 
-def test_same_view_sends_nothing() -> None:
-    view = View.of(Board(0.0))
-    assert view.since(view) == ""
-    assert set(json.loads(view.since(None))["html"]) >= {"verdict", "running"}
-
-
 @pytest.mark.parametrize(
     ("content", "mode", "reason"),
     [

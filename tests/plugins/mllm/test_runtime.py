@@ -26,6 +26,7 @@ from tests.harness.runtimes.test_stand_ins import library, program
 from tests.plugins.mllm.mllm_files import write_files
 
 CL = 1024
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 _OPTIONS = """\
 #!/usr/bin/env python3
@@ -92,7 +93,7 @@ def compiled(
 ) -> tuple[MllmFiles, Path]:
     """Files of a model, and its context for phones."""
     folder = tmp_path_factory.mktemp("compiled")
-    files = write_files(make_checkpoint, folder / "m", cl=CL, num_hidden_layers=1)
+    files = write_files(make_checkpoint, folder / "m", cl=CL, num_hidden_layers=1, **HEADS)
     cache, toolchain = folder / "cache", OrtQnnToolchain()
     outputs = plan_context(files, "m", 32, files.target(), cache, toolchain).outputs()
     return files, outputs.binaries[0]

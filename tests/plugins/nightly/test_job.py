@@ -330,28 +330,13 @@ def test_a_message_has_all_that_a_program_or_a_reader_of_mail_needs(tmp_path: Pa
     lab.run()
     (notification,) = lab.sent
     message = json.loads(json.dumps(notification.as_mapping()))
-    assert message.pop("at") > 0
-    assert message.pop("body") == notification.body
-    assert message == {
-        "event": "nightly",
-        "subject": "lab",
-        "text": "lab 2026-11-22: new regression: decode_tokens_per_s of my-llama W4A16 on SM8750 "
-        "-8.2% since 2026-11-22 (aaaaaaaaaa..bbbbbbbbbb); 1 not measured: "
-        "head/phone/bench: it went away",
-        "host": "lab1",
-        "night": "2026-11-22",
-        "verdict": "bad",
-        "error": None,
-        "commit": "d" * 40,
-        "branch": None,
-        "cells": {"done": 2, "failed": 1, "left": 0},
-        "containers": [{"label": "head", "sha256": "c" * 64, "changed": True}],
-        "regressions": [{**SLOWER.model_dump(mode="json")}],
-        "failures": [LOST.model_dump()],
-        "series": dict.fromkeys(("judged", "unjudged", "suspected", "checked", "unchecked"), 0),
-        "news": [],
-        "report": "https://lab.example.com/nightly/2026-11-22/report.html",
-    }
+    assert message["text"].startswith("lab 2026-11-22: new regression: decode_tokens_per_s of")
+    assert message["text"].endswith("; 1 not measured: head/phone/bench: it went away")
+    assert (message["event"], message["verdict"], message["error"]) == ("nightly", "bad", None)
+    assert message["containers"] == [{"label": "head", "sha256": "c" * 64, "changed": True}]
+    assert message["regressions"] == [SLOWER.model_dump(mode="json")]
+    assert message["failures"] == [LOST.model_dump()]
+    assert message["report"] == "https://lab.example.com/nightly/2026-11-22/report.html"
     assert "  new: head/phone/bench: it went away\n" in notification.body
     assert "Changed containers: head\n" in notification.body
 
