@@ -20,7 +20,6 @@ DEFAULT_RUNTIME = "genie"
 _MODULES: Mapping[str, str] = MappingProxyType(
     {
         "genie": "harness.runtimes.genie.runtime",
-        "graph": "harness.runtimes.graph.runtime",
     }
 )
 

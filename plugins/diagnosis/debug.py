@@ -41,9 +41,9 @@ from harness.console import answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 from harness.runtimes.base import GenerationRequest
-from harness.runtimes.graph.runtime import GraphRuntime
-from harness.runtimes.graph.tensors import Floats, StepTensors
 from harness.runtimes.registry import open_model
+from plugins.diagnosis.graph_runtime import GraphRuntime
+from plugins.diagnosis.graph_tensors import Floats, StepTensors
 
 _BOUND_DB = 15.0
 """What rounding to 8 bits leaves of most tensors."""

@@ -13,8 +13,8 @@ from buildlib.toolchains.base import NodeCycles
 from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json, with_groups
 from harness.cli.device_lease import open_session
 from harness.console import answers, print_json, print_remark, print_rows
-from harness.runtimes.graph.runtime import GraphRuntime
 from harness.runtimes.registry import open_model
+from plugins.diagnosis.graph_runtime import GraphRuntime
 from plugins.diagnosis.operator_costs import (
     Costs,
     OperatorCost,

@@ -25,10 +25,10 @@ from harness.runtimes.base import DecodesSteps, Generates, GenerationRequest, St
 from harness.runtimes.bundles.checks import find_faults
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.genie.runtime import genie_bundle
-from harness.runtimes.graph.runtime import graph_bundle
 from harness.runtimes.registry import open_model, runtimes
 from harness.workloads.bench_prompt import cut_prompt
 from harness.workloads.session import Session
+from plugins.diagnosis.graph_runtime import graph_bundle
 
 _ANDROID = "arm64-v8a"
 _GENIE = "genie"

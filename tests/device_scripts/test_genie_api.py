@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 else:
     import genie_api
 
-SCRIPTS = sorted(Path(device_scripts.__file__).parent.glob("*.py"))
+_FOLDER = Path(device_scripts.__file__).parent
+SCRIPTS = sorted([*_FOLDER.glob("*.py"), *_FOLDER.parent.glob("plugins/*/on_device/*.py")])
 GOING_ALONG = sorted(qnn_api_files().values())
 NEWER = {
     "removeprefix", "removesuffix", "pairwise", "batched", "bit_count", "is_relative_to", "walk",
@@ -120,7 +121,7 @@ def test_scripts_parse_as_python_3_8_and_need_the_standard_library_only(script: 
             names = [node.module or ""]
         for name in names:
             top = name.split(".")[0]
-            ours = beside | {"device_scripts"}  # and the API that goes along to devices
+            ours = beside | {"device_scripts", "plugins"}  # and the API that goes along to devices
             known = top in sys.stdlib_module_names | ours or name.startswith(
                 "buildlib.toolchains.qnn"
             )

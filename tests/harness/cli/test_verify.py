@@ -101,6 +101,7 @@ def test_decode_steps_are_held_against_float(
 
 
 @pytest.mark.variant
+@pytest.mark.needs("plugins.diagnosis")
 def test_two_runtimes_give_the_logits_of_the_emulator(
     qnnfarm: Run, virtual_device: Device, small_bundle: Path
 ) -> None:

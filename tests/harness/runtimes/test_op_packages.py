@@ -16,7 +16,6 @@ from harness.errors import RunnerError, RuntimeChoiceError
 from harness.runtimes.base import GenerationRequest, RuntimeOptions, StepWindow
 from harness.runtimes.bundles.sources import PROGRAMS
 from harness.runtimes.genie.runtime import GenieModel, GenieRuntime, genie_bundle
-from harness.runtimes.graph.runtime import GraphRuntime
 from harness.runtimes.run_folder import runner_command
 from tests.builders import builder_for
 from tests.buildlib.op_packages import PROVIDER, build_package, scale_logits
@@ -68,9 +67,12 @@ def start(device: Device, container: GenAIContainer) -> GenieRuntime:
 
 
 @pytest.mark.variant
+@pytest.mark.needs("plugins.diagnosis")
 def test_logits_are_those_of_the_kernel_under_genie_and_by_graphs_alone(
     virtual_device: Device, tiny_export: Path, tiny_text: str, build_cache: Path, tmp_path: Path
 ) -> None:
+    from plugins.diagnosis.graph_runtime import GraphRuntime
+
     plain = builder_for(tiny_export, build_cache, [1], [96], text=tiny_text).build()
     scaled = build_scaled(tiny_export, tiny_text, build_cache, tmp_path)
     window = StepWindow(prompt=(40, 41, 42), following=(43, 44, 45))

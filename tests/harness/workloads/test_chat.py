@@ -15,7 +15,6 @@ from harness.devices.device import Device
 from harness.errors import WrongUseError
 from harness.runtimes.base import Framing, Generates, GenerationRequest
 from harness.runtimes.genie.runtime import GenieModel
-from harness.runtimes.graph.runtime import GraphModel
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.chat import Chat
 from harness.workloads.dialog import Dialog
@@ -163,7 +162,10 @@ def test_a_dialog_chats_as_generate_does_in_each_of_its_conversations(session: S
 
 
 @pytest.mark.variant
+@pytest.mark.needs("plugins.diagnosis")
 def test_the_runtime_graph_takes_chats_of_one_prompt(session: Session) -> None:
+    from plugins.diagnosis.graph_runtime import GraphModel
+
     chat = Generate.of(prompt="In the beginning", chat=True, max_tokens=2)
     with Session(session.device, GraphModel(session.container)) as graphs:
         chat.check(graphs.model)

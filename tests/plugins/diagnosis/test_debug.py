@@ -15,9 +15,9 @@ from buildlib.replay import optimized_model
 from harness.devices.device import Device
 from harness.errors import RunnerError, RuntimeOutputError, WrongUseError
 from harness.runtimes.base import GenerationRequest, RuntimeOptions
-from harness.runtimes.graph.runtime import GraphRuntime
-from harness.runtimes.graph.tensors import parse_dump
 from plugins.diagnosis.debug import FloatReference
+from plugins.diagnosis.graph_runtime import GraphRuntime
+from plugins.diagnosis.graph_tensors import parse_dump
 from suites.models import tiny_llama
 
 SHAPE = GraphShape(32, 192)

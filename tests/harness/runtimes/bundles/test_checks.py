@@ -18,7 +18,6 @@ from harness.runtimes.bundles.checks import check_bundle, find_build, find_fault
 from harness.runtimes.bundles.sources import find_genie
 from harness.runtimes.container_model import check_fit
 from harness.runtimes.genie.runtime import GenieModel, genie_bundle
-from harness.runtimes.graph.runtime import GraphModel
 from tests.buildlib.op_packages import build_library
 
 PHONE = DeviceProperties(
@@ -143,7 +142,10 @@ def container(tiny_bundle: Path) -> GenAIContainer:
     return GenAIContainer.load(tiny_bundle)
 
 
+@pytest.mark.needs("plugins.diagnosis")
 def test_each_runtime_has_a_bundle_of_its_own(container: GenAIContainer) -> None:
+    from plugins.diagnosis.graph_runtime import GraphModel
+
     genie, graph = (
         model.bundle("x86_64") for model in (GenieModel(container), GraphModel(container))
     )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.graph.rope import rope_tables
 from buildlib.toolchains.qnn.contracts import find_contract
-from device_scripts import graph_model, graph_run
+from plugins.diagnosis.on_device import graph_model, graph_run
 from suites.models import tiny_llama
 
 if TYPE_CHECKING:

@@ -58,15 +58,18 @@ from harness.runtimes.genie.runtime import (
     eos_tokens,
     framed,
 )
-from harness.runtimes.graph.tensors import StepTensors, parse_dump
 from harness.runtimes.run_folder import RunFolder, RunOutcome, runner_command
 from harness.runtimes.tokenizer import encode
+from plugins.diagnosis.graph_tensors import StepTensors, parse_dump
 
 RUNNER = "graph_run.py"
-_SCRIPTS = (
-    "genie_api.py", "genie_embeddings.py", "genie_logits.py", "genie_nodes.py",
-    "genie_t2t_run.py", "genie_trace.py", "graph_model.py", RUNNER,
-)  # fmt: skip
+_SCRIPTS = {
+    "device_scripts": (
+        "genie_api.py", "genie_embeddings.py", "genie_logits.py", "genie_nodes.py",
+        "genie_t2t_run.py", "genie_trace.py",
+    ),
+    "plugins.diagnosis.on_device": ("graph_model.py", RUNNER),
+}  # fmt: skip
 _CONFIG, _OUTPUT, _TRACE = "query_config.json", "output.txt", "trace.json"
 _DUMP = "tensors.bin"
 _LARGEST_DUMP = 2 << 30
@@ -92,8 +95,12 @@ def plain_config(settings: DialogSettings, container: GenAIContainer) -> GenieCo
 
 def graph_bundle(container: GenAIContainer, abi: str) -> Bundle:
     """Collect all that the graphs of a container need on devices of an ABI."""
-    scripts = resources.files("device_scripts")
-    paths = {**{name: Path(str(scripts / name)) for name in _SCRIPTS}, **qnn_api_files()}
+    scripts = {
+        name: Path(str(resources.files(package) / name))
+        for package, names in _SCRIPTS.items()
+        for name in names
+    }
+    paths = {**scripts, **qnn_api_files()}
     files = {name: DeployFile(path, origin="container") for name, path in container.files.items()}
     files |= {name: DeployFile(path, origin="qnnfarm") for name, path in paths.items()}
     return find_qnn(abi, target_of(container).soc).add({**files, **find_python(abi)})

@@ -28,8 +28,8 @@ from harness.runtimes.base import (
 )
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.genie.runtime import GenieRuntime
-from harness.runtimes.graph.runtime import GraphRuntime, open_model
 from harness.workloads.perplexity import float_perplexity
+from plugins.diagnosis.graph_runtime import GraphRuntime, open_model
 from suites.models import tiny_llama
 from tests.builders import builder_for
 from tests.repackaged import repackage

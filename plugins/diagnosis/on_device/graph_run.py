@@ -27,12 +27,15 @@ from typing import (
 from buildlib.toolchains.qnn.refusal import RefusedError
 
 if TYPE_CHECKING:
-    from device_scripts import genie_api, genie_logits, genie_t2t_run, genie_trace, graph_model
+    from device_scripts import genie_api, genie_logits, genie_t2t_run, genie_trace
+
+    from plugins.diagnosis.on_device import graph_model
 else:  # beside this file on the device
     import genie_api
     import genie_logits
     import genie_t2t_run
     import genie_trace
+
     import graph_model
 
 _FORMAT = 1

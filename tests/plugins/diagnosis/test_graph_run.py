@@ -16,7 +16,7 @@ from buildlib.builder_options import apply_options
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from suites.models import tiny_llama
-from tests.device_scripts.conftest import SCRIPTS, Runner, last_query, shortened
+from tests.device_scripts.conftest import Runner, last_query, shortened
 
 PROMPT = "42 79 260 823 267 1240"
 CONFIG = ("-c", "genie_config.json")
@@ -160,7 +160,6 @@ BUILDS: dict[str, dict[str, object]] = {
 ANSWER = 24
 ALL_PROMPTS = """
 import json, sys
-sys.path.insert(0, sys.argv[1])
 import genie_api, genie_t2t_run, graph_model, graph_run
 model = graph_model.LoadedModel(graph_model.Settings.read("genie_config.json"))
 answers = []
@@ -168,7 +167,7 @@ for prompt in json.load(open("prompts")):
     model.reset()
     asked = [model.settings.bos, *prompt]
     times = graph_run.TimeRecorder(), genie_t2t_run.TokenClock()
-    answers.append(list(graph_run.generate(model, asked, int(sys.argv[2]), *times)))
+    answers.append(list(graph_run.generate(model, asked, int(sys.argv[1]), *times)))
 print(json.dumps(answers))
 genie_api.leave(0)
 """
@@ -216,7 +215,7 @@ def test_twenty_prompts_are_answered_as_by_genie(
         for number in range(len(lengths))
     ]
     (bundle / "prompts").write_text(json.dumps(prompts))
-    command = [sys.executable, "-c", ALL_PROMPTS, str(SCRIPTS), str(ANSWER)]
+    command = [sys.executable, "-c", ALL_PROMPTS, str(ANSWER)]
     ours = subprocess.run(
         command, cwd=bundle, env=runner.environment, capture_output=True, text=True, check=True
     )

@@ -1,1 +1,0 @@
-"""Containers by their graphs, without Genie: prefill and greedy decoding over the QNN C API."""
