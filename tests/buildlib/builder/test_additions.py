@@ -75,17 +75,3 @@ def test_adapters_that_do_not_fit_are_refused_before_the_first_stage(
     (fitting / "adapter_model.safetensors").write_bytes(b"")
     with pytest.raises(ModelFileError, match="adapter_model"):
         builder.plan()
-
-
-@pytest.mark.variant
-@pytest.mark.needs("libatomic1")
-def test_the_embedding_can_stay_on_the_host(
-    one_layer: Path, tiny_text: str, build_cache: Path
-) -> None:
-    builder = decoding(one_layer, tiny_text, build_cache)
-    builder.prepare_embedding_lut = True
-    container = check_floats(builder)
-    assert container.metadata.files["embedding_weights.raw"].kind == "embedding"
-    embedding = container.genie_config.dialog.embedding
-    assert embedding is not None
-    assert (embedding.size, embedding.datatype) == (40, "ufixed16")

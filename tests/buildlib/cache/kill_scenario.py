@@ -1,19 +1,15 @@
 """Builds that are killed, run as a script: `kill_scenario.py STRIDE ROOT SEED`.
 
-A build is killed at its first call that changes something, and that of each STRIDE behind it; with
-0 two at once are killed after a while. After each, what the cache takes for whole must be right,
-and the next build must find or make everything and leave nothing behind. Prints how often it
-killed.
+A build is killed at its first call that changes something, and that of each STRIDE behind it. After
+each, what the cache takes for whole must be right, and the next build must find or make everything
+and leave nothing behind. Prints how often it killed.
 """
 
-import itertools
 import os
 import random
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from buildlib.cache.entries import prune
@@ -25,7 +21,6 @@ from buildlib.cache.store import StageCache
 
 WEIGHTS = "weights"
 ENTRIES = 2
-ROUNDS = 20
 
 
 def content(number: int) -> bytes:
@@ -84,17 +79,6 @@ def key_name(number: int) -> str:
     return StageKey("arcl", {"n": number}, ()).digest()[:32]
 
 
-def forked(work: Callable[[], None]) -> int:
-    """A child process that does some work and nothing else."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return child
-
-
 def changes(event: str, arguments: tuple[object, ...]) -> bool:
     """Return whether a call can leave the disk or a lock as it was not before; reading cannot."""
     if event == "open":
@@ -105,58 +89,36 @@ def changes(event: str, arguments: tuple[object, ...]) -> bool:
     return event.startswith(("os.", "shutil.", "fcntl.", "sqlite3."))
 
 
-def kill_at_steps(root: Path, seed: int, stride: int) -> int:
-    """Kills at such calls, until a build comes through."""
-    kills = 0
-    while True:
-        step = 1 + kills * stride
+def killed_at(step: int, root: Path, seed: int) -> bool:
+    """Build in a child that kills itself at such a call; return whether it came to that."""
+    child = os.fork()
+    if child == 0:
+        calls = 0
 
-        def work(limit: int = step) -> None:
-            calls = 0
+        def count(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal calls
+            calls += changes(event, arguments)
+            if calls == step:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-            def count(event: str, arguments: tuple[object, ...]) -> None:
-                nonlocal calls
-                if changes(event, arguments):
-                    calls += 1
-                    if calls == limit:
-                        os.kill(os.getpid(), signal.SIGKILL)
-
-            sys.addaudithook(count)
+        sys.addaudithook(count)
+        try:
             scenario(root, seed)
-
-        _, status = os.waitpid(forked(work), 0)
-        check(root)
-        shutil.rmtree(root)
-        if not os.WIFSIGNALED(status):
-            return kills
-        kills += 1
-
-
-def kill_at_times(root: Path, seed: int) -> int:
-    """Kills two builds at once, at times drawn by the seed, in a cache that stays."""
-    chance = random.Random(seed)  # noqa: S311 - repeatable
-    killed, longest_s = 0, 0.06
-    for number in itertools.count():
-        if number >= ROUNDS and killed >= ROUNDS:
-            break
-        children = [forked(lambda n=n: scenario(root, seed + n)) for n in (number, number + 1)]  # type: ignore[misc]
-        time.sleep(chance.uniform(0.001, longest_s))
-        before = killed
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-            killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
-        if killed == before:
-            longest_s *= 0.8  # a machine where they are done by then
-        check(root)
-        prune(root, everything=True)
-    return killed
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
 def main() -> None:
     """Runs what the arguments say."""
     stride, root, seed = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     root.with_name(WEIGHTS).write_bytes(bytes(100_000))
-    kills = kill_at_steps(root, seed, stride) if stride else kill_at_times(root, seed)
+    kills = 0
+    while killed_at(1 + kills * stride, root, seed):
+        kills += 1
+        check(root)
+        shutil.rmtree(root)
+    check(root)
     sys.stdout.write(f"{kills}\n")
 
 

@@ -25,7 +25,6 @@ from buildlib.numerics.verifier import (
     verify_outputs,
 )
 from buildlib.passes.arcl import convert_arcl
-from buildlib.passes.mha2sha import convert_mha2sha
 from buildlib.passes.split import split_model
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
@@ -225,23 +224,3 @@ def test_the_emulator_computes_what_the_quantized_model_does(
     for one in compiled:
         assert one.found.sqnr_db > 45
         assert one.found.top1 > 0.95
-
-
-def test_single_heads_and_parts_of_their_own_compute_the_same(
-    models: StageModels, tmp_path: Path
-) -> None:
-    split = {
-        shape: split_model(path, 4, tmp_path, split_embedding=True, split_lm_head=True)
-        for shape, path in models.arcl.items()
-    }
-    sha = {
-        shape: [convert_mha2sha(part, tmp_path / "sha" / part.name) for part in parts]
-        for shape, parts in split.items()
-    }
-    report = verified(models, split=split, sha=sha)
-    assert report.passed, report.failures
-    assert {one.side for one in report.rows} == {"arcl", "split", "mha2sha"}
-    for one in report.rows:
-        if one.side == "mha2sha":
-            assert one.bound == "relative <= 1e-05"
-            assert one.found.top1 == 1

@@ -7,7 +7,7 @@ import pytest
 
 from buildlib.errors import ToolchainError
 from buildlib.targets import find_soc
-from buildlib.toolchains.base import OpPackageLibrary, ScaleOffset, TensorInfo
+from buildlib.toolchains.base import OpPackageLibrary
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from plugins.diagnosis.operation import run_operation
 from tests.buildlib.op_packages import PROVIDER, SCALE, build_package
@@ -56,14 +56,3 @@ def test_a_package_without_a_kernel_registers_and_cannot_be_compiled(tmp_path: P
     inputs = {"x": np.ones((1, 1, 2, 32))}
     with pytest.raises(ToolchainError, match="no kernel of the package"):
         run_operation(library, OPERATION, inputs, lambda real: [real["x"]], dtype="uint16", soc=SOC)
-
-
-def test_a_binary_without_its_package_says_what_is_missing(
-    package: OpPackageLibrary, tmp_path: Path
-) -> None:
-    binary, toolchain = tmp_path / "scale.bin", OrtQnnToolchain()
-    tensor = TensorInfo("x", (1, 1, 2, 32), "uint16", ScaleOffset(0.001, 0))
-    output = TensorInfo("y", tensor.shape, tensor.dtype, ScaleOffset(0.004, 0))
-    toolchain.compile_operation(package, OPERATION, [tensor], [output], binary, SOC.soc_model)
-    with pytest.raises(ToolchainError, match="op package that has it is not registered"):
-        toolchain.execute(binary, "Scale", {"x": np.zeros(tensor.shape, np.uint16)})

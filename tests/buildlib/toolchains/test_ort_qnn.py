@@ -222,29 +222,6 @@ def test_a_step_that_takes_too_long_is_killed(
     assert [p.name for p in tmp_path.iterdir()] == ["logs"]
 
 
-@pytest.mark.parametrize(
-    ("target", "option"),
-    [
-        ("SM8750", {"graphs.hvx_threads": 2}),
-        ("SM8750", {"graphs.dlbc": True}),
-        ("SM8750:emulator", {"graphs.dlbc_weights": True}),
-        ("SM8850:emulator", {"context.extended_udma": True}),
-    ],
-)
-def test_every_option_that_is_not_refused_changes_the_binary(
-    target: str,
-    option: dict[str, object],
-    dlcs: list[Path],
-    binary_for: Binaries,
-    toolchain: OrtQnnToolchain,
-    tmp_path: Path,
-) -> None:
-    config = CompileConfig.for_target(parse_target(target)).with_options(option)
-    info = toolchain.compile(dlcs, tmp_path / "other.bin", config)
-    assert (tmp_path / "other.bin").read_bytes() != binary_for(target).read_bytes()
-    assert info.soc_model == config.target.soc.soc_model
-
-
 def test_graphs_of_one_binary_may_differ(
     dlcs: list[Path], toolchain: OrtQnnToolchain, tmp_path: Path
 ) -> None:
