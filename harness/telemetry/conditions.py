@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -151,7 +151,6 @@ def prepared(
     *,
     clock: Clock | None = None,
     on_wait: OnWait | None = None,
-    on_restored: Callable[[Sequence[ConditionRecord]], None] | None = None,
 ) -> Iterator[tuple[ConditionRecord, ...]]:
     """Bring a device into the state for a measured run, and back when the block ends.
 
@@ -163,7 +162,6 @@ def prepared(
         scripts_dir: our scripts on it.
         clock: by default the host's.
         on_wait: told, once, when heat has to be waited for.
-        on_restored: gets the records of the way back, at the end.
 
     Raises:
         ConditionsNotMetError: too hot or with the wrong charge, and the policy is to fail.
@@ -181,12 +179,9 @@ def prepared(
                 )
         yield tuple(records)
     finally:
-        restored = _restore(device, scripts_dir)
-        for record in restored:
+        for record in _restore(device, scripts_dir):
             if record.outcome == "not-restored":
                 _log.warning("device %s: %s: %s", device.serial, record.name, record.reason)
-        if on_restored is not None:
-            on_restored(restored)
 
 
 def _gates(

@@ -6,11 +6,22 @@ from dataclasses import dataclass
 
 from harness.devices.device import Device
 from harness.devices.properties import parse_battery, parse_dumpsys
-from harness.telemetry.protocol import TelemetryRecording, kind_of, parse_recording
-from harness.telemetry.thermal_service import ThermalService, parse_thermal_service
+from harness.telemetry.protocol import (
+    COLDEST_C,
+    HOTTEST_C,
+    TelemetryRecording,
+    kind_of,
+    parse_recording,
+)
 
 _HEALTH = {2: "Good", 3: "Overheat", 4: "Dead", 5: "Over voltage", 6: "Failure", 7: "Cold"}
 """`BatteryManager.BATTERY_HEALTH_*`."""
+_TEMPERATURE = re.compile(
+    r"Temperature\{mValue=(-?[0-9]{1,4}(?:\.[0-9]{1,9})?), mType=(-?[0-9]{1,3}),"
+    r" mName=([A-Za-z0-9._-]{1,60}), mStatus=[0-9]\}"
+)
+_TYPES = frozenset({0, 1, 2, 3, 4, 5, 9})
+"""CPU, GPU, battery, skin, USB port, power amplifier, NPU; 6 to 8 are no temperatures."""
 _CHARGING = {"Charging": True, "Full": False, "Discharging": False, "Not charging": False}
 
 
@@ -66,18 +77,16 @@ class Sensors:
             # An unrooted phone may deny the files and tell by its service.
             output = self._device.shell(["dumpsys", "battery"], check=False)
             battery = battery_of_service(output.stdout)
-        temperatures = recording.latest("temp_c") or self.thermal_service().temperatures
+        temperatures: Mapping[str, float] = recording.latest("temp_c")
+        if not temperatures:
+            output = self._device.shell(["dumpsys", "thermalservice"], check=False)
+            temperatures = temperatures_of_service(output.stdout)
         if not temperatures and battery.temperature_c is not None:
             temperatures = {"battery": battery.temperature_c}
         files = (*recording.denied, *recording.silent)
         has_zones = any(kind_of(name) == "temp_c" for name in recording.channels)
         has_sensors = has_zones or any("thermal_zone" in name for name in files)
         return Reading(temperatures, battery, bool(temperatures) or has_sensors)
-
-    def thermal_service(self) -> ThermalService:
-        """Read Android's thermal service; empty where there is none."""
-        output = self._device.shell(["dumpsys", "thermalservice"], check=False)
-        return parse_thermal_service(output.stdout if output.exit_status == 0 else "")
 
 
 def battery_of(recording: TelemetryRecording) -> BatteryReading:
@@ -105,6 +114,17 @@ def battery_of_service(output: str) -> BatteryReading:
         health=None if health is None else _HEALTH.get(int(health)),
         temperature_c=_plausible(state.temperature_c),
     )
+
+
+def temperatures_of_service(output: str) -> Mapping[str, float]:
+    """Return degrees Celsius by sensor, of `dumpsys thermalservice` (Android 10 and later)."""
+    temperatures: dict[str, float] = {}
+    for match in _TEMPERATURE.finditer(output):
+        value = float(match[1])
+        plausible = COLDEST_C <= value <= HOTTEST_C and value != 0
+        if plausible and int(match[2]) in _TYPES and len(temperatures) < 64:
+            temperatures[match[3]] = value  # the HAL's follow the service's older copies
+    return temperatures
 
 
 def _plausible(celsius: float | None) -> float | None:

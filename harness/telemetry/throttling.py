@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from harness.results.records import TelemetrySeries
 from harness.telemetry.protocol import kind_of
-from harness.telemetry.thermal_service import STATUS_NAMES
 
 HOT_DIE_C = 70.0
 HOT_SURFACE_C = 42.0
@@ -32,32 +31,21 @@ class Throttling:
     reasons: tuple[str, ...]
 
 
-def judge_throttling(
-    series: Sequence[TelemetrySeries], thermal_status: int | None = None
-) -> Throttling:
-    """Judge a run.
+def judge_throttling(series: Sequence[TelemetrySeries]) -> Throttling:
+    """Judge the series of one run.
 
-    Heat shows in three ways: the kernel lowers its limit (`cpu_cap_hz`), the clocks themselves no
-    longer reach their maximum of the start while something is hot, or Android
-    says so. Low clocks alone prove nothing: a CPU that waits for the NPU is slow too.
-
-    Args:
-        series: of one run.
-        thermal_status: of `dumpsys thermalservice` at its end, an index into `STATUS_NAMES`.
+    Heat shows in two ways: the kernel lowers its limit (`cpu_cap_hz`), or the clocks themselves no
+    longer reach their maximum of the start while something is hot. Low clocks alone prove nothing:
+    a CPU that waits for the NPU is slow too.
     """
     reasons = [reason for one in series if (reason := _lowered_cap(one))]
     hot = _hot_times(series)
     reasons += [reason for one in series if (reason := _capped_while_hot(one, hot))]
-    if thermal_status:
-        reasons.append(f"Android's thermal status is {STATUS_NAMES[min(thermal_status, 6)]}")
     if reasons:
         return Throttling(throttled=True, reasons=tuple(reasons))
     kinds = {kind_of(one.channel) for one in series if len(_known(one)) >= _LEAST_SAMPLES}
-    tells = "cpu_cap_hz" in kinds or {"cpu_hz", "temp_c"} <= kinds or thermal_status is not None
-    if not tells:
-        return Throttling(
-            None, ("neither clocks with temperatures nor a thermal status are there",)
-        )
+    if "cpu_cap_hz" not in kinds and not {"cpu_hz", "temp_c"} <= kinds:
+        return Throttling(None, ("there are neither limits of clocks nor clocks and temperatures",))
     return Throttling(
         throttled=False, reasons=("no clock was capped, and nothing says it was hot",)
     )

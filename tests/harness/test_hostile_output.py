@@ -46,8 +46,7 @@ from harness.runtimes.genie.runtime import GenieRuntime
 from harness.runtimes.run_folder import parse_run_line
 from harness.telemetry.conditions import parse_records
 from harness.telemetry.protocol import parse_recording
-from harness.telemetry.readings import battery_of_service
-from harness.telemetry.thermal_service import parse_thermal_service
+from harness.telemetry.readings import battery_of_service, temperatures_of_service
 from harness.telemetry.throttling import judge_throttling
 from harness.workloads.command import Command
 from harness.workloads.session import Session
@@ -207,9 +206,7 @@ PARSERS: dict[str, Parser] = {
     "df": Parser(parse_df, [" 1", " 1 2 3 ", "1%\n"]),
     "dumpsys battery": Parser(parse_battery, [" ", "a", "  level: ", "level: 5\n", "a "]),
     "battery service": Parser(battery_of_service, [" ", "  health: "]),
-    "thermal service": Parser(
-        parse_thermal_service, [" ", "Temperature{mValue=", "Thermal Status: ", " \n"]
-    ),
+    "thermal service": Parser(temperatures_of_service, [" ", "Temperature{mValue=", " \n"]),
     "telemetry": Parser(
         lambda text: judge_throttling(parse_recording(text).series),
         ["s 1 0\n", "s 1 0 / ", "channel 0 mC temp_c\n", "s 9"],

@@ -116,7 +116,7 @@ def test_a_device_that_heats_up_is_seen_to_throttle(
     run_dir = deployment.run_dir
     try:
         with (
-            sampling(device, deployment.scripts_dir, run_dir) as sampled,
+            sampling(device, deployment.scripts_dir, run_dir, hz=20) as sampled,
             ThreadPoolExecutor(1) as threads,
         ):
             ends = "until [ -e over ]; do sleep 0.1; done"

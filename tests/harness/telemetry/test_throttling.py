@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.results.records import TelemetrySeries
-from harness.telemetry.thermal_service import parse_thermal_service
+from harness.telemetry.readings import temperatures_of_service
 from harness.telemetry.throttling import judge_throttling
 
 
@@ -62,13 +62,6 @@ def test_one_without_the_other_tells_nothing(only: str) -> None:
     assert judge_throttling([]).throttled is None
 
 
-def test_android_may_say_so_itself() -> None:
-    assert judge_throttling([], 0).throttled is False
-    verdict = judge_throttling([], 3)
-    assert verdict.throttled is True
-    assert verdict.reasons == ("Android's thermal status is severe",)
-
-
 def test_what_the_thermal_service_prints_is_read_strictly() -> None:
     output = (
         "IsStatusOverride: false\nThermal Status: 2\nCached temperatures:\n"
@@ -81,7 +74,5 @@ def test_what_the_thermal_service_prints_is_read_strictly() -> None:
         "\tTemperature{mValue=NaN, mType=1, mName=gpu2, mStatus=0}\n"
         "\tTemperature{mValue=999, mType=1, mName=gpu3, mStatus=0}\n"
     )
-    said = parse_thermal_service(output)
-    assert said.status == 2
-    assert said.temperatures == {"cpu0": 61.5, "skin": 31.2}
-    assert parse_thermal_service("Can't find service: thermalservice").status is None
+    assert temperatures_of_service(output) == {"cpu0": 61.5, "skin": 31.2}
+    assert temperatures_of_service("Can't find service: thermalservice") == {}
