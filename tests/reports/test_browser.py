@@ -148,18 +148,6 @@ def test_a_figure_can_be_read(browser: Chrome, load: Load, samples: Samples) -> 
 
 
 @pytest.mark.variant
-def test_telemetry_and_comparisons_fit_and_stay_silent(browser: Chrome, load: Load) -> None:
-    address = load(lab.comparison(), add_sessions)
-    assert browser.find_element(By.CSS_SELECTOR, "[data-verdict=regressed]").is_displayed()
-    show(browser, address, f"run-{lab.sessions()[0].id}")
-    charts = browser.find_elements(By.CSS_SELECTOR, ".page:target .canvas svg")
-    assert len(charts) == 2
-    assert "temp_c:zone-8" in charts[0].text
-    check_fit(browser, (360, 1200))
-    assert complaints(browser) == []
-
-
-@pytest.mark.variant
 def test_no_part_of_the_page_scrolls_sideways(
     browser: Chrome, load: Load, samples: Samples
 ) -> None:
@@ -331,18 +319,6 @@ def test_a_history_is_zoomed_by_buttons_and_fingers(browser: Chrome, load: Load)
         browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert complaints(browser) == []
-
-
-@pytest.mark.variant
-def test_two_runs_stand_side_by_side(browser: Chrome, load: Load) -> None:
-    address = load(lab.comparison())
-    browser.get(f"{address}#compare")
-    rows: list[str] = browser.execute_script(
-        "return [...document.querySelectorAll('#side-by-side tbody tr')].map(e => e.innerText)"
-    )
-    decode = next(text for text in rows if text.startswith("Decode, tokens/s"))
-    assert decode.split()[-1] == "0.920"
-    assert any("SHA-256" in text and "b" * 64 in text for text in rows)
 
 
 @pytest.mark.variant

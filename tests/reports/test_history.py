@@ -117,17 +117,6 @@ def test_builds_of_one_evening_are_points_of_their_own() -> None:
     assert [len(point.runs) for point in group.points] == [4]
 
 
-def test_what_is_not_the_same_is_another_subject() -> None:
-    other = Sample("SM8650", emulator=False, model="Llama-3.2-1B")
-    longer = [changed(run, workload__prompt_tokens=512) for run in night(0, seed=3)]
-    assert len(history([*night(0), *night(0, sample=other, seed=2), *longer])) == 3
-
-
-def test_sides_of_a_comparison_and_failures_have_no_series() -> None:
-    failed = [changed(run, status="failed", error="no") for run in night(0, seed=5)]
-    assert history([*lab.comparison(), *failed]) == ()
-
-
 def test_the_present_is_the_last_night_and_only_that_is_summed_up() -> None:
     runs = nights([1.0] * 11 + [0.7] * 3)
     (group,) = history(runs)

@@ -348,26 +348,6 @@ def test_a_write_that_a_restart_cut_off_is_done_once(
     assert kept.conditions == ({"charge": 80},)
 
 
-def test_a_server_that_goes_away_within_a_transaction(
-    own_server: PostgresqlServer, make_run: MakeRun, caplog: pytest.LogCaptureFixture
-) -> None:
-    with ResultsStore.open(own_server.url("results")) as store:
-        store.write_run(make_run())
-    database = open_database(own_server.url("results"), create=True)
-    with (  # noqa: PT012
-        pytest.raises(StoreUnavailableError) as caught,
-        database.writing() as connection,
-    ):
-        connection.exec_driver_sql("DELETE FROM runs")
-        own_server.stop()
-    assert str(caught.value).isprintable()
-    database.close()
-    own_server.start()
-    with ResultsStore.open(own_server.url("results"), create=False) as store:
-        assert len(store.list_runs()) == 1
-    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
-
-
 def test_a_connection_that_is_cut_is_one_line(postgresql: PostgresqlPlace) -> None:
     """What a keeper does, or a timeout on the way."""
     with ResultsStore.open(postgresql.location):

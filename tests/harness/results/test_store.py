@@ -1,7 +1,6 @@
 """Runs go into the store and come out as they were."""
 
 import contextlib
-import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -377,12 +376,6 @@ def test_a_tampered_row_is_a_typed_error(
         place.run("DELETE FROM measurements")
         place.run("DELETE FROM runs")
         assert store.list_runs() == ()
-
-
-def test_errors_survive_pickling() -> None:
-    error = NotStoredError("results.db", "run '1'")
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
-    assert (str(copy), copy.wanted) == (str(error), "run '1'")
 
 
 @contextmanager

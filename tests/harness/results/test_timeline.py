@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-import os
 import shutil
 from collections import Counter as Count
 from datetime import timedelta
@@ -292,23 +291,3 @@ def test_the_events_are_those_of_perfettos_schema() -> None:
             message.args.add(name=key, **{kind: value})
         assert message.IsInitialized()
         assert schema.ChromeTraceEvent.FromString(message.SerializeToString()) == message
-
-
-def test_the_trace_processor_reads_a_trace(tmp_path: Path) -> None:
-    """The package `perfetto` is a client; it loads the processor itself from Perfetto's server."""
-    binary = os.environ.get("QNNFARM_TRACE_PROCESSOR") or shutil.which("trace_processor_shell")
-    if binary is None:
-        pytest.skip("no trace_processor_shell: name one with QNNFARM_TRACE_PROCESSOR")
-    from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
-
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(trace_of(lab.sessions()[0])))
-    with TraceProcessor(str(path), config=TraceProcessorConfig(bin_path=binary)) as processor:
-        names = {row.name for row in processor.query("SELECT DISTINCT name FROM slice")}
-        assert {"push", "load", "prefill", "decode", "QnnApi::graphExecute", "token 2"} <= names
-        (row,) = processor.query("SELECT COUNT(*) AS n FROM counter")
-        assert row.n > 1000
-        (row,) = processor.query(
-            "SELECT COUNT(*) AS n FROM stats WHERE severity = 'error' AND value"
-        )
-        assert row.n == 0
