@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from harness.plans.outcome import Summary
     from harness.pool.lease import Lease
     from harness.pool.pool import Pool
-    from harness.pool.requirement import Requirement
-    from harness.pool.status import MemberStatus
+    from harness.pool.requirement import MemberStatus, Requirement
 
 SOC = "SM8750"
 LIMIT_OVERHEAD_S, LIMIT_MAKESPAN = 0.25, 1.05

@@ -41,8 +41,14 @@ from buildlib.cache.layout import (
 from buildlib.cache.records import read_files, read_info
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import is_dlc
-from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG, TOKENIZER
-from buildlib.container.manifest import GENIE_CONTRACT, HIDDEN_STATES, RESCALED
+from buildlib.container.manifest import (
+    GENIE_CONFIG,
+    GENIE_CONTRACT,
+    HIDDEN_STATES,
+    HTP_CONFIG,
+    RESCALED,
+    TOKENIZER,
+)
 from buildlib.container.op_packages import registrations
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.errors import CacheError, ContainerError, InputFileError, InvalidOptionError

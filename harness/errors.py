@@ -59,12 +59,33 @@
 
 from dataclasses import field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import ClassVar
 
 from buildlib.error_base import QnnfarmError
 from buildlib.error_base import one_line as one_line  # noqa: PLC0414 - for all who raise these
 from harness.codes import explain_end
 from harness.words import pluralize
+
+# Exit codes of all commands, which docs/exit-codes.md explains to users
+GOOD = 0
+BAD = 1
+NO_ANSWER = 2
+INTERRUPTED = 130
+
+MEANINGS = MappingProxyType(
+    {
+        GOOD: "done, and what was asked about is good",
+        BAD: "what was asked about is bad: a failed cell or check, a regression, a wrong output",
+        NO_ANSWER: "no answer: wrong use, or a file or device that cannot be used",
+        INTERRUPTED: "interrupted",
+    }
+)
+
+
+def help_text() -> str:
+    """List them for the end of a help text."""
+    return "Exit codes: " + "; ".join(f"{code} {words}" for code, words in MEANINGS.items()) + "."
 
 
 class FailureClass(StrEnum):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from harness.runtimes.base import ConversationResult, GenerationResult
-from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.tokenizer import ContextLimit
 from harness.workloads.dialog import Dialog
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session

@@ -28,8 +28,8 @@ from harness.paths import make_state_dir
 from harness.pool.pool import trusted_users
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationResult
-from harness.runtimes.context_limit import ContextLimit, cut_windows
 from harness.runtimes.genie.runtime import GenieModel
+from harness.runtimes.tokenizer import ContextLimit, cut_windows
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.perplexity import score_text

@@ -14,7 +14,7 @@ from buildlib.errors import BuildError
 from harness.pytest_plugin.measurements import MeasurementRecorder
 from harness.pytest_plugin.options import read_settings
 from harness.pytest_plugin.recordings import TestRecordings
-from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.tokenizer import ContextLimit
 from harness.workloads.bench import Bench
 from harness.workloads.session import Session
 from suites.answers import limit_of

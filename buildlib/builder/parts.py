@@ -6,8 +6,7 @@ from typing import Literal
 
 from buildlib.builder.stage import CachedStage
 from buildlib.cache.layout import CacheEntry
-from buildlib.container.layout import binary_name
-from buildlib.container.manifest import GENIE_CONTRACT
+from buildlib.container.manifest import GENIE_CONTRACT, binary_name
 from buildlib.graph.shape import GraphShape
 from buildlib.toolchains.base import GraphPorts
 

@@ -20,19 +20,17 @@ from buildlib.container.files import (
     write_text,
 )
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.layout import (
+from buildlib.container.manifest import (
     ARCHIVE_SUFFIX,
     GENIE_CONFIG,
     HTP_CONFIG,
-    METADATA,
-    archive_stem,
-    has_file,
-)
-from buildlib.container.manifest import (
     KV_BYTES,
+    METADATA,
     PRECISION,
     ContainerMetadata,
     FileRecord,
+    archive_stem,
+    has_file,
     read_metadata,
 )
 from buildlib.container.text_embedding import (

@@ -41,11 +41,12 @@ from buildlib.container.genie_engine import (
     Engine,
     Lora,
     ModelBlock,
+    PositionalEncoding,
     QnnHtp,
+    RopeScaling,
     check_blocks,
 )
-from buildlib.container.genie_positions import PositionalEncoding, RopeScaling
-from buildlib.container.layout import HTP_CONFIG, TOKENIZER
+from buildlib.container.manifest import HTP_CONFIG, TOKENIZER
 from buildlib.validation import RULE, Fault
 
 GenieDatatype = Literal["float32", "native", "ufixed8", "ufixed16", "sfixed8", "sfixed16"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.container.layout import GENIE_CONFIG
+from buildlib.container.manifest import GENIE_CONFIG
 from buildlib.errors import InputFileError
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.ort_qnn.wheel import find_libraries

@@ -28,7 +28,7 @@ from buildlib.container.genie_engine import (
     check_blocks,
     check_model_type,
 )
-from buildlib.container.layout import HTP_CONFIG
+from buildlib.container.manifest import HTP_CONFIG
 from buildlib.validation import Fault
 
 

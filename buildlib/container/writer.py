@@ -10,16 +10,12 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.files import copy_file, place_folder, write_text
 from buildlib.container.genie_validator import check_genie_config
 from buildlib.container.htp_config import HtpConfig
-from buildlib.container.layout import (
+from buildlib.container.manifest import (
     GENIE_CONFIG,
+    GENIE_CONTRACT,
     HTP_CONFIG,
     METADATA,
     TOKENIZER,
-    file_name_problem,
-    has_file,
-)
-from buildlib.container.manifest import (
-    GENIE_CONTRACT,
     FileRecord,
     GraphsRecord,
     LossRecord,
@@ -29,6 +25,8 @@ from buildlib.container.manifest import (
     SpeculationRecord,
     TargetRecord,
     build_metadata,
+    file_name_problem,
+    has_file,
 )
 from buildlib.container.op_packages import OpPackage
 from buildlib.container.text_embedding import Configuration

@@ -13,10 +13,21 @@ from buildlib.cache.file_hashes import hash_files
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import Context, DialogBlock, GenieConfig, Tokenizer
-from buildlib.container.genie_engine import Backend, Binaries, Engine, ModelBlock, QnnHtp
-from buildlib.container.genie_positions import PositionalEncoding
-from buildlib.container.layout import HTP_CONFIG, binary_name
-from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
+from buildlib.container.genie_engine import (
+    Backend,
+    Binaries,
+    Engine,
+    ModelBlock,
+    PositionalEncoding,
+    QnnHtp,
+)
+from buildlib.container.manifest import (
+    HTP_CONFIG,
+    GraphsRecord,
+    ModelRecord,
+    binary_name,
+    plain_name,
+)
 from buildlib.container.writer import ContainerContents, ContainerFile, htp_config, write_container
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.errors import InputFileError

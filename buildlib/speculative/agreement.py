@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from buildlib.cache.file_hashes import hash_files
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import GREEDY
-from buildlib.container.layout import TOKENIZER
-from buildlib.container.manifest import SpeculationRecord
+from buildlib.container.manifest import TOKENIZER, SpeculationRecord
 from buildlib.files import atomic_write_bytes
 from buildlib.toolchains.base import emulated_s
 from buildlib.toolchains.child_process import Step, run_step

@@ -22,7 +22,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import Eaglet, Lade, Spd, Ssd
 from buildlib.container.genie_engine import Engine
-from buildlib.container.layout import TOKENIZER
+from buildlib.container.manifest import TOKENIZER
 from buildlib.errors import InvalidOptionError
 from buildlib.paths import user_path
 from buildlib.targets import Target

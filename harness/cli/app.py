@@ -31,8 +31,7 @@ from buildlib.validation import first_fault
 from harness.cli.completion import join_bash_words
 from harness.codes import explain_end
 from harness.console import visible
-from harness.errors import WrongUseError, one_line
-from harness.exit_codes import INTERRUPTED, NO_ANSWER, help_text
+from harness.errors import INTERRUPTED, NO_ANSWER, WrongUseError, help_text, one_line
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter  # exported under no other name

@@ -13,8 +13,7 @@ from harness.cli.tensors import read_binaries
 from harness.console import answers, print_json, print_rows
 from harness.deploy.deployment import DeployFile
 from harness.devices.spec import DeviceSpec
-from harness.errors import WrongUseError
-from harness.exit_codes import BAD
+from harness.errors import BAD, WrongUseError
 from harness.pool.pool import host_devices
 from harness.runtimes.base import Model, RuntimeOptions
 from harness.runtimes.bundles.bundle import ENVIRONMENT, Bundle, BundleRecord, pushed_files

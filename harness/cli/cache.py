@@ -17,8 +17,7 @@ from buildlib.sizes import age_text, default_limit, parse_age, parse_size, size_
 from harness.cli.arguments import Json
 from harness.cli.tensors import print_facts
 from harness.console import answers, print_json, print_remark, print_rows, progress
-from harness.errors import WrongUseError
-from harness.exit_codes import BAD
+from harness.errors import BAD, WrongUseError
 from harness.words import pluralize
 
 app = typer.Typer(

@@ -11,11 +11,11 @@ from harness.cli.bench_options import BenchOptions
 from harness.cli.completion import complete_containers, complete_metrics
 from harness.cli.recorded_session import caveats
 from harness.console import answers, print_json, print_remark, print_rows
-from harness.exit_codes import verdict_exit_code
 from harness.results.comparison import ComparisonGroup, check_metrics, check_pairs
 from harness.results.identity import describe_container
 from harness.results.metrics import LEADING_METRICS
 from harness.results.statistics.paired import min_pairs
+from harness.results.verdicts import verdict_exit_code
 from harness.runtimes.registry import open_model
 from harness.workloads.session import Session
 

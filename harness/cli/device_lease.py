@@ -20,7 +20,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.targets import parse_target
 from harness.cli.arguments import WAIT_S, DeviceOptions, RunOptions
 from harness.console import print_remark, progress, visible
-from harness.deploy.push import Progress as OnProgress
+from harness.deploy.deployment import Progress as OnProgress
 from harness.devices.adb.server import ensure_server, stop_if_ours
 from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec, find_type

@@ -13,8 +13,7 @@ from harness.devices import inventory
 from harness.devices.base import Battery
 from harness.devices.inventory import Sighting
 from harness.devices.spec import DeviceSpec, device_types
-from harness.errors import HarnessError
-from harness.exit_codes import BAD
+from harness.errors import BAD, HarnessError
 from harness.pool.pool import Pool, host_devices
 
 Specs = Annotated[

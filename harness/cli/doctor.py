@@ -30,8 +30,7 @@ from harness.console import answers, print_json
 from harness.devices.adb.connection import address_from
 from harness.devices.socket_owner import user_name
 from harness.devices.spec import State, device_types
-from harness.errors import AdbServerError, ConfigFileError, GenieMissingError, LedgerError
-from harness.exit_codes import BAD
+from harness.errors import BAD, AdbServerError, ConfigFileError, GenieMissingError, LedgerError
 
 if TYPE_CHECKING:
     from harness.devices.adb.client import AdbServer

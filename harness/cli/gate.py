@@ -9,13 +9,12 @@ from harness.cli.arguments import Database, Json, Threshold, write_file
 from harness.cli.completion import complete_metrics
 from harness.console import answers, print_json, print_rows
 from harness.errors import WrongUseError
-from harness.exit_codes import verdict_exit_code
 from harness.results import gate_formats
 from harness.results.alerts import assess_store
 from harness.results.gate import ACROSS, Gate, GateOptions, judge_gate
 from harness.results.metrics import GATE_METRICS, JUDGED_METRICS, find_key
 from harness.results.store import ResultsStore
-from harness.results.verdicts import Verdict
+from harness.results.verdicts import Verdict, verdict_exit_code
 
 
 def gate(

@@ -28,8 +28,13 @@ from buildlib.checkpoint.tokenizer import (
 from buildlib.container.chat_template import ChatTemplate
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import DlcInfo, inspect_dlc, is_dlc
-from buildlib.container.layout import METADATA
-from buildlib.container.manifest import KV_BYTES, PRECISION, ContainerMetadata, is_container
+from buildlib.container.manifest import (
+    KV_BYTES,
+    METADATA,
+    PRECISION,
+    ContainerMetadata,
+    is_container,
+)
 from buildlib.container.op_packages import registrations
 from buildlib.errors import InputFileError
 from buildlib.genai import builders

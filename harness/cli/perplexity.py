@@ -20,7 +20,7 @@ from harness.cli.arguments import (
 from harness.cli.dialog_options import LoraAdapter, parse_lora
 from harness.cli.recorded_session import open_recorded_session, with_error
 from harness.console import answers, print_json, print_remark
-from harness.exit_codes import BAD
+from harness.errors import BAD
 from harness.results.identity import describe_container
 from harness.results.perplexity import (
     PERPLEXITY,

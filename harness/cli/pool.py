@@ -24,13 +24,13 @@ from harness.devices.adb.server import find_adb, identify_adb, server_address
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.spec import DeviceSpec, device_types
 from harness.errors import (
+    BAD,
     DeviceLostError,
     LeaseLostError,
     NotificationError,
     WrongUseError,
     one_line,
 )
-from harness.exit_codes import BAD
 from harness.pool.config import ReceiverConfig
 from harness.pool.database import FORMAT, Database
 from harness.pool.lease import Lease
@@ -38,8 +38,7 @@ from harness.pool.ledger import Ledger
 from harness.pool.notifications import Notification, send
 from harness.pool.owner import this_process
 from harness.pool.pool import Pool, find_config, find_ledger
-from harness.pool.requirement import Requirement
-from harness.pool.status import MemberStatus
+from harness.pool.requirement import MemberStatus, Requirement
 
 app = typer.Typer(
     help="The devices of a pool: who holds them, and in what state they are.",

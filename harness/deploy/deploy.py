@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.clock import Deadline
-from harness.deploy.deployment import DeployedFile, DeployFile, Deployment
+from harness.deploy.deployment import DeployedFile, DeployFile, Deployment, Progress
 from harness.deploy.digests import FileDigest, hash_files
-from harness.deploy.push import Progress
 from harness.deploy.scripts import ensure_scripts
 from harness.deploy.store import (
     DeviceStore,

@@ -1,7 +1,15 @@
 """Deployment of one run: digests of its files, and how they got to the device."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes pushed so far and the bytes to push."""
+
+Shown = Callable[[str], AbstractContextManager[Progress]]
+"""Shows a deployment to the device of that serial, while the block lasts."""
 
 
 @dataclass(frozen=True, slots=True)

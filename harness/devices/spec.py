@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from buildlib.entry_points import entry_names, load_entry
 from harness.devices.device import Device
-from harness.devices.local import LocalTransport
 from harness.errors import DeviceUnsupportedError, WrongUseError
 
 if TYPE_CHECKING:  # `Devices` opens specs through their types
@@ -266,6 +265,8 @@ class LocalType(DeviceType):
         soc: str | None,  # noqa: ARG002
     ) -> Device:
         """Return this machine as a device."""
+        from harness.devices.local import LocalTransport
+
         return Device(LocalTransport())
 
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from harness.errors import HarnessError, LeaseTimeoutError, RequirementError
 from harness.plans.cells import Cell
 from harness.plans.protocols import Queue
-from harness.pool.requirement import Requirement, candidates
+from harness.pool.requirement import MemberStatus, Requirement, candidates
 from harness.pool.states import MemberState
-from harness.pool.status import MemberStatus
 
 _OUT_OF_USE = {MemberState.ABSENT, MemberState.DRAINING, MemberState.QUARANTINED}
 _MOST_PENDING = 16

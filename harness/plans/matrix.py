@@ -14,8 +14,7 @@ from harness.errors import ConfigFileError, HarnessError, PromptTooLongError, Wr
 from harness.plans.cells import Cell, duplicate, make_cell
 from harness.plans.lease_requests import meets
 from harness.plans.plan_file import ContainerEntry, DeviceSelector, Plan, WorkloadEntry
-from harness.pool.requirement import Requirement
-from harness.pool.status import MemberStatus
+from harness.pool.requirement import MemberStatus, Requirement
 from harness.runtimes.bundles.bundle import pushed_files
 from harness.runtimes.registry import DEFAULT_RUNTIME, find_runtime
 from harness.workloads.registry import AnyWorkload

@@ -5,8 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.errors import DeviceCommandError, FailureClass, HarnessError, one_line
-from harness.exit_codes import BAD, GOOD, INTERRUPTED, NO_ANSWER
+from harness.errors import (
+    BAD,
+    GOOD,
+    INTERRUPTED,
+    NO_ANSWER,
+    DeviceCommandError,
+    FailureClass,
+    HarnessError,
+    one_line,
+)
 from harness.plans.cells import Cell
 from harness.workloads.registry import AnyWorkload
 

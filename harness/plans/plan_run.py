@@ -24,7 +24,7 @@ from harness.plans.protocols import Observer
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.notifications import Notification
 from harness.pool.pool import Pool, find_config
-from harness.pool.status import MemberStatus, OnProgress, ignore_progress
+from harness.pool.requirement import MemberStatus, OnProgress, ignore_progress
 from harness.results.database import database_file, shown
 from harness.results.records import to_storable
 from harness.results.store import ResultsStore

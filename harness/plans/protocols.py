@@ -7,8 +7,7 @@ from harness.plans.cancellation import CancelToken
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellOutcome, CellResult, Failure
 from harness.pool.lease import Lease, LeasedDevice
-from harness.pool.requirement import Requirement
-from harness.pool.status import MemberStatus
+from harness.pool.requirement import MemberStatus, Requirement
 
 
 class DevicePool(Protocol):

@@ -4,8 +4,13 @@ import time
 from collections.abc import Mapping, Sequence
 
 from harness.plans.protocols import Observer
-from harness.pool.requirement import Requirement
-from harness.pool.status import MemberStatus, WaitReasons, describe_wait, wait_reasons
+from harness.pool.requirement import (
+    MemberStatus,
+    Requirement,
+    WaitReasons,
+    describe_wait,
+    wait_reasons,
+)
 
 NOTICE_AFTER_S = 2.0
 """Shorter waits are not worth a line."""

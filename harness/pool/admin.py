@@ -11,8 +11,8 @@ from harness.pool.ledger import Ledger
 from harness.pool.members import NOT_PROBED, Members
 from harness.pool.owner import this_process
 from harness.pool.records import DeviceRow, Reservation
+from harness.pool.requirement import OnProgress, ignore_progress
 from harness.pool.states import Event, MemberState
-from harness.pool.status import OnProgress, ignore_progress
 from harness.pool.upkeep import Upkeep
 
 

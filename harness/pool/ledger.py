@@ -58,8 +58,8 @@ from harness.pool.records import (
     shown,
     tickets,
 )
+from harness.pool.requirement import Waiting
 from harness.pool.states import Event, MemberState, after
-from harness.pool.status import Waiting
 
 _LOST = "lost its lease"
 """Kind of history entry: a lease ended otherwise than by its holder's release."""

@@ -11,9 +11,8 @@ from harness.errors import ConfigFileError, RequirementError, UnknownMemberError
 from harness.pool.config import DeviceEntry, PoolConfig, default_name
 from harness.pool.ledger import Ledger
 from harness.pool.records import DeviceRow
-from harness.pool.requirement import Requirement, candidates
+from harness.pool.requirement import MemberStatus, Requirement, candidates
 from harness.pool.states import MemberState
-from harness.pool.status import MemberStatus
 
 
 @dataclass(frozen=True, slots=True)

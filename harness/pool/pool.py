@@ -43,9 +43,15 @@ from harness.pool.members import (
 from harness.pool.opener import Opener, Prober, devices_of
 from harness.pool.owner import Owner, this_process
 from harness.pool.records import DeviceRow, LeaseRow
-from harness.pool.requirement import Requirement
+from harness.pool.requirement import (
+    MemberStatus,
+    OnProgress,
+    Requirement,
+    Waiting,
+    describe_wait,
+    ignore_progress,
+)
 from harness.pool.states import MemberState
-from harness.pool.status import MemberStatus, OnProgress, Waiting, describe_wait, ignore_progress
 
 if TYPE_CHECKING:
     from harness.pool.admin import PoolAdmin

@@ -55,8 +55,8 @@ from harness.pool.notifications import run_program
 from harness.pool.opener import ReachedDevice, identify
 from harness.pool.owner import this_process
 from harness.pool.records import DeviceRow, LeaseRow, RepairKind
+from harness.pool.requirement import OnProgress, ignore_progress
 from harness.pool.states import Event
-from harness.pool.status import OnProgress, ignore_progress
 
 log = logging.getLogger(__name__)
 

@@ -3,13 +3,13 @@
 import pytest
 
 from harness.console import visible
-from harness.errors import HarnessError
-from harness.exit_codes import NO_ANSWER, verdict_exit_code
+from harness.errors import NO_ANSWER, HarnessError
 from harness.results import gate_formats
 from harness.results.alerts import assess_store
 from harness.results.gate import judge_gate
 from harness.results.metrics import GATE_METRICS
 from harness.results.store import ResultsStore
+from harness.results.verdicts import verdict_exit_code
 
 _RUN = "qnnfarm.run"
 

@@ -192,8 +192,8 @@ def _device_logs(
     for number, session in enumerate(sessions):
         mark, runtime = f" {number}" if number else "", session.runtime
         yield f"runner log{mark}", _runner_log(runtime)
-        if isinstance(runtime, DeployedRuntime) and runtime.samples.series:
-            yield f"telemetry{mark}.csv", as_csv(runtime.samples.series)
+        if isinstance(runtime, DeployedRuntime) and runtime.samples:
+            yield f"telemetry{mark}.csv", as_csv(runtime.samples)
     yield from read_device_log(device, seconds).items()
 
 

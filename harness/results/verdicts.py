@@ -6,6 +6,7 @@ Gate, comparison, histories and reports judge and speak through this module.
 from collections.abc import Iterable
 from enum import StrEnum
 
+from harness.errors import BAD, GOOD, NO_ANSWER
 from harness.results.metrics import Metric, Use
 from harness.words import NO_VALUE, percent
 
@@ -21,6 +22,11 @@ class Verdict(StrEnum):
     IMPROVED = "improved"
     NO_DIFFERENCE = "no difference seen"
     NO_VERDICT = "no verdict"
+
+
+def verdict_exit_code(verdict: Verdict) -> int:
+    """Return the exit code of a verdict: 1 for a regression, 2 for no verdict."""
+    return {"regressed": BAD, "no verdict": NO_ANSWER}.get(verdict.value, GOOD)
 
 
 def allowed_loss(metric: Metric) -> float:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self, runtime_che
 
 from buildlib.container.manifest import SpeculationRecord
 from harness.deploy.deploy import DEPLOY_TIMEOUT_S
-from harness.deploy.deployment import DeployFile, Deployment
-from harness.deploy.push import Shown
+from harness.deploy.deployment import DeployFile, Deployment, Shown
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.errors import WrongUseError

@@ -20,10 +20,9 @@ from harness.errors import RuntimeChoiceError, WrongUseError
 from harness.results.records import ContainerInfo
 from harness.runtimes.base import Model, ModelRole, Runtime, RuntimeOptions, Window
 from harness.runtimes.bundles.bundle import Bundle
-from harness.runtimes.context_limit import ContextLimit, cut_windows
 from harness.runtimes.deployed import DeployedRuntime
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.tokenizer import load_tokenizer
+from harness.runtimes.tokenizer import ContextLimit, cut_windows, load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from buildlib.validation import first_fault
 from harness.errors import (
@@ -24,16 +24,47 @@ from harness.results.perplexity import describe_scored
 from harness.results.records import OutputCheck, Run, RunKind, WorkloadRecord, new_run_id
 from harness.runtimes.base import GenerationResult, Model, Need, require
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.telemetry.device_log import read_device_log
 from harness.workloads.session import Session
 
 if TYPE_CHECKING:
     from harness.results.run_recorder import RunRecorder
     from harness.results.store import ResultsStore
+    from harness.workloads.chat import Chat
 
 NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\Z")]
 Output = TypeVar("Output", covariant=True)  # noqa: PLC0105
 _SUMMARY_LENGTH = 60
+
+
+CHAT_KEYS = ("chat", "system")
+
+
+class ChatFields(BaseModel):
+    """Fields of workloads with prompts that a chat template can make.
+
+    Attributes:
+        chat: the container's chat template makes the prompts, of which each is a user's turn.
+        system: the system message of a chat.
+    """
+
+    chat: bool | None = None
+    system: Annotated[str, Field(min_length=1)] | None = None
+
+    def open_chat(self, folder: Path) -> "Chat":
+        """Read the chat template of a container."""
+        from harness.workloads.chat import Chat
+
+        return Chat.of(folder)
+
+    @model_validator(mode="after")
+    def _fits_a_chat(self) -> Self:
+        if self.system is not None and not self.chat:
+            raise ValueError("`system` is the system message of a chat: give `chat`, too")
+        if self.chat and getattr(self, "stop", None):
+            raise ValueError(
+                "`chat`: Genie stops at no sequences after token ids: leave out `stop`"
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +186,8 @@ def _keep_records(
     if log:
         recorder.add_artifact("run.log", log.encode(), "log")
     if error is not None and error.failure_class is not FailureClass.USE:
+        from harness.telemetry.device_log import read_device_log
+
         for name, text in read_device_log(session.device, seconds).items():
             recorder.add_artifact(f"{name}.txt", text.encode(errors="replace"), "log")
 

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
-
-from pydantic import BaseModel, Field, model_validator
+from typing import TYPE_CHECKING, Self
 
 from buildlib.errors import ContainerError
 from harness.errors import WrongUseError
@@ -27,29 +25,6 @@ if TYPE_CHECKING:
     from buildlib.container.chat_template import ChatTemplate, Message
 
 _SHOWN_TOKENS = 4
-CHAT_KEYS = ("chat", "system")
-
-
-class ChatFields(BaseModel):
-    """Fields of workloads with prompts that a chat template can make.
-
-    Attributes:
-        chat: the container's chat template makes the prompts, of which each is a user's turn.
-        system: the system message of a chat.
-    """
-
-    chat: bool | None = None
-    system: Annotated[str, Field(min_length=1)] | None = None
-
-    @model_validator(mode="after")
-    def _fits_a_chat(self) -> Self:
-        if self.system is not None and not self.chat:
-            raise ValueError("`system` is the system message of a chat: give `chat`, too")
-        if self.chat and getattr(self, "stop", None):
-            raise ValueError(
-                "`chat`: Genie stops at no sequences after token ids: leave out `stop`"
-            )
-        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,15 @@ from harness.runtimes.base import (
 )
 from harness.runtimes.dialog_settings import SETTING_KEYS, DialogSettings
 from harness.workloads.base import (
+    CHAT_KEYS,
     UNRECORDED,
+    ChatFields,
     DialogWorkload,
     NonEmpty,
     Recording,
     WorkloadResult,
     summarize,
 )
-from harness.workloads.chat import CHAT_KEYS, Chat, ChatFields
 from harness.workloads.generate import SHORTEST_PROMPT
 from harness.workloads.session import Session
 
@@ -72,7 +73,7 @@ class Dialog(DialogWorkload, ChatFields):
         super().check(model)
         self.check_dialog(model, SHORTEST_PROMPT, self.max_tokens)
         if self.chat:
-            Chat.of(model.path)
+            self.open_chat(model.path)
         for dialog in self.dialogs:
             if isinstance(dialog, AdaptedTurns) and self.genie_config is None:
                 adapted = DialogSettings(lora=dialog.lora)
@@ -83,7 +84,7 @@ class Dialog(DialogWorkload, ChatFields):
     ) -> WorkloadResult[ConversationResult]:
         """Hold the conversations."""
         runtime = session.require(Converses)
-        chat = Chat.of(session.model.path) if self.chat else None
+        chat = self.open_chat(session.model.path) if self.chat else None
         record = WorkloadRecord(
             runner=session.runtime.runner(Converses),
             max_new_tokens=self.max_tokens,

@@ -26,7 +26,9 @@ from harness.runtimes.base import (
 from harness.runtimes.dialog_settings import SETTING_KEYS
 from harness.runtimes.genie.conversation import check_save
 from harness.workloads.base import (
+    CHAT_KEYS,
     UNRECORDED,
+    ChatFields,
     DialogWorkload,
     NonEmpty,
     Recording,
@@ -35,7 +37,6 @@ from harness.workloads.base import (
     require_passed,
     summarize,
 )
-from harness.workloads.chat import CHAT_KEYS, Chat, ChatFields
 from harness.workloads.session import Session
 
 SHORTEST_PROMPT = 2
@@ -121,7 +122,7 @@ class Generate(DialogWorkload, ChatFields):
         super().check(model)
         self.check_dialog(model, SHORTEST_PROMPT, self.max_tokens)
         if self.chat:
-            Chat.of(model.path)
+            self.open_chat(model.path)
 
     def run(
         self, session: Session, recording: Recording = UNRECORDED
@@ -129,7 +130,7 @@ class Generate(DialogWorkload, ChatFields):
         """Answer in a process of its own on the device."""
         require(session.model.runtime, self.needs)
         capability = Converses if self.is_conversation else Generates
-        chat = Chat.of(session.model.path).record(self.system) if self.chat else {}
+        chat = self.open_chat(session.model.path).record(self.system) if self.chat else {}
         record = WorkloadRecord(
             runner=session.runtime.runner(capability),
             max_new_tokens=self.max_tokens,
@@ -155,7 +156,7 @@ class Generate(DialogWorkload, ChatFields):
     def _ask(self, session: Session) -> GenerationResult:
         ask = partial(GenerationRequest, self.max_tokens, settings=self.resolved(session.resolve))
         if self.chat:
-            turns = Chat.of(session.model.path).turns(self._texts(session), self.system)
+            turns = self.open_chat(session.model.path).turns(self._texts(session), self.system)
             request = ask(token_ids=turns.ids[0], framing=Framing(turns.end_token))
             answer = session.require(Generates).generate(request)
             return replace(answer, token_ids=None)
@@ -173,7 +174,7 @@ class Generate(DialogWorkload, ChatFields):
         settings = self.resolved(session.resolve)
         chat, framing = None, None
         if self.chat:
-            chat = Chat.of(session.model.path)
+            chat = self.open_chat(session.model.path)
             spoken = chat.turns(self._texts(session), self.system)
             turns, framing = spoken.ids, Framing(spoken.end_token)
         request = ConversationRequest(

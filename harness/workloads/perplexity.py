@@ -28,8 +28,8 @@ from harness.runtimes.base import (
     Window,
 )
 from harness.runtimes.container_model import ContainerModel
-from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.dialog_settings import Lora
+from harness.runtimes.tokenizer import ContextLimit
 from harness.words import pluralize
 from harness.workloads.base import (
     UNRECORDED,

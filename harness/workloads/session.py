@@ -25,7 +25,6 @@ from harness.deploy.deployment import Deployment
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.paths import state_dir
-from harness.results import provenance
 from harness.results.records import (
     GENIE,
     RUNTIME,
@@ -277,6 +276,8 @@ class Session(Closeable):
 
     def records(self) -> tuple[ContainerInfo, DeviceInfo, Provenance]:
         """Describe model, device and host for the results store; asks git."""
+        from harness.results import provenance
+
         versions = dict(self.model.toolchain)
         name = versions.pop("toolchain", "unknown")
         return self.container_info, self.device_info, provenance.capture(name, versions)

@@ -17,8 +17,7 @@ import typer
 from pydantic import Field
 
 from harness.console import Row, answers, print_json, print_rows
-from harness.errors import OutputCheckError
-from harness.exit_codes import BAD
+from harness.errors import BAD, OutputCheckError
 from harness.results.metrics import METRICS
 from harness.results.records import OutputCheck, PerplexityDefinition, Run, WorkloadRecord
 from harness.runtimes.base import DecodesSteps, Model, Need, Scores, StepWindow

@@ -8,15 +8,14 @@ import typer
 from buildlib.builder.genie_check import check_genie, refusal
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_limits import Limit, find_limits
-from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG
+from buildlib.container.manifest import GENIE_CONFIG, HTP_CONFIG
 from buildlib.container.text_embedding import TextEmbeddingConfig
 from buildlib.errors import InputFileError, ToolchainMissingError
 from buildlib.paths import default_cache_root
 from buildlib.validation import Fault
 from harness.cli.arguments import Json
 from harness.console import answers, print_json
-from harness.errors import WrongUseError
-from harness.exit_codes import BAD, NO_ANSWER
+from harness.errors import BAD, NO_ANSWER, WrongUseError
 from plugins.diagnosis.genie_files import Judgement, judge_files
 
 app = typer.Typer(help="Genie configurations: check them.", no_args_is_help=True)

@@ -33,8 +33,7 @@ from harness.cli.device_lease import lease_device, virtual_device
 from harness.console import answers, print_json, print_remark
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
-from harness.errors import HostFileError
-from harness.exit_codes import BAD
+from harness.errors import BAD, HostFileError
 from harness.results.provenance import own_version
 from harness.runtimes.base import Generates, GenerationRequest, GenerationResult
 from harness.runtimes.bundles.sources import find_python

@@ -38,8 +38,7 @@ from buildlib.replay import optimized_model
 from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json, with_groups
 from harness.cli.device_lease import open_session
 from harness.console import answers, print_json, print_remark, print_rows
-from harness.errors import WrongUseError
-from harness.exit_codes import BAD
+from harness.errors import BAD, WrongUseError
 from harness.runtimes.base import GenerationRequest
 from harness.runtimes.registry import open_model
 from plugins.diagnosis.graph_runtime import GraphRuntime

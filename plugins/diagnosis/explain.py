@@ -13,8 +13,7 @@ from buildlib.files import check_file
 from harness.cli.arguments import Database, Json
 from harness.codes import Code, CodeFinding, find_codes, parse_code
 from harness.console import answers, print_json, print_remark
-from harness.errors import HostFileError, MissingStoreError, NotStoredError, WrongUseError
-from harness.exit_codes import BAD
+from harness.errors import BAD, HostFileError, MissingStoreError, NotStoredError, WrongUseError
 from harness.results.store import ResultsStore
 
 _LONGEST_LINE = 4096

@@ -40,6 +40,7 @@ from harness.runtimes.container_model import (
     qnn_api_files,
     target_of,
 )
+from harness.runtimes.deployed import RunFolder, RunOutcome, runner_command
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.genie.output import (
     StepRun,
@@ -58,7 +59,6 @@ from harness.runtimes.genie.runtime import (
     eos_tokens,
     framed,
 )
-from harness.runtimes.run_folder import RunFolder, RunOutcome, runner_command
 from harness.runtimes.tokenizer import encode
 from plugins.diagnosis.graph_tensors import StepTensors, parse_dump
 
@@ -213,18 +213,18 @@ class GraphRuntime(ContainerRuntime):
             inputs["fill.txt"] = _words(request.fill_token_ids)
             command += ["--fill_file", "fill.txt"]
         folder = self.folder()
-        with self.sampling() as samples:
+        with self.sampling():
             outcome = self._run(folder, config, command, inputs, new_tokens=most)
         serial = self.device.serial
         ids = parse_ids(generated_text(folder.read(_OUTPUT), serial), config, serial)
         profiled = folder.read("profile.json")
         metrics = complete_figures(parse_figures(profiled, serial), {}, serial)
         clock = parse_clock(folder.read("clock.json"), serial)
-        energy = measure_energy(metrics, samples.series, clock.began_s)
+        energy = measure_energy(metrics, self.samples, clock.began_s)
         return GenerationResult(
             self._decode(prompt, ids),
             metrics | clock.tails | energy | outcome.memory,
-            samples.series,
+            self.samples,
             profiled,
             self._read_trace(folder),
             token_ids=ids,

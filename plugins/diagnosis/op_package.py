@@ -16,8 +16,7 @@ from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import Json
 from harness.cli.completion import complete_socs
 from harness.console import answers, print_json
-from harness.errors import WrongUseError
-from harness.exit_codes import BAD
+from harness.errors import BAD, WrongUseError
 from plugins.diagnosis.operation import run_operation
 
 app = typer.Typer(help="Op packages: operations of your own for QNN.", no_args_is_help=True)

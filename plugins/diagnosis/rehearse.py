@@ -19,13 +19,12 @@ from harness.cli.bundle import bundle_for_device
 from harness.cli.completion import complete_devices
 from harness.cli.device_lease import virtual_device
 from harness.console import answers, print_json, print_remark
-from harness.errors import GenieMissingError, WrongUseError
-from harness.exit_codes import BAD
+from harness.errors import BAD, GenieMissingError, WrongUseError
 from harness.runtimes.base import DecodesSteps, Generates, GenerationRequest, StepWindow
 from harness.runtimes.bundles.checks import find_faults
-from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.genie.runtime import genie_bundle
 from harness.runtimes.registry import open_model, runtimes
+from harness.runtimes.tokenizer import ContextLimit
 from harness.workloads.bench_prompt import cut_prompt
 from harness.workloads.session import Session
 from plugins.diagnosis.graph_runtime import graph_bundle

@@ -15,8 +15,7 @@ from buildlib.cache.key import combined_sha256, text_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tokenizer import untrimmed_file
-from buildlib.container.layout import binary_name
-from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
+from buildlib.container.manifest import GraphsRecord, ModelRecord, binary_name, plain_name
 from buildlib.container.text_embedding import EncoderContext, TextEmbeddingConfig, text_embedding
 from buildlib.container.writer import ContainerContents, htp_config, write_container
 from buildlib.encodings.files import load_encodings, save_encodings

@@ -26,10 +26,10 @@ from harness.runtimes.base import (
     TakesChats,
 )
 from harness.runtimes.container_model import has_bos
-from harness.runtimes.context_limit import ContextLimit
-from harness.runtimes.tokenizer import encode, load_tokenizer
+from harness.runtimes.tokenizer import ContextLimit, encode, load_tokenizer
 from harness.workloads.base import (
     UNRECORDED,
+    ChatFields,
     NonEmpty,
     Recording,
     Workload,
@@ -37,7 +37,7 @@ from harness.workloads.base import (
     require_passed,
     summarize,
 )
-from harness.workloads.chat import Chat, ChatFields
+from harness.workloads.chat import Chat
 from harness.workloads.reference import engine_versions, float_config, open_float
 from harness.workloads.session import Session
 from plugins.evaluation.choices import encode_question
@@ -113,7 +113,7 @@ class Evaluate(Workload, ChatFields):
         """See `Workload.check`; the engine of the reference must be installed, too."""
         super().check(model)
         if self.chat:
-            Chat.of(model.path)
+            self.open_chat(model.path)
         if self.reference_with == "transformers":
             from buildlib.numerics.transformers import require_installed
 
@@ -124,7 +124,7 @@ class Evaluate(Workload, ChatFields):
     ) -> WorkloadResult[Evaluation]:
         """Score the file, on the host in float first."""
         task = read_task(session.resolve(self.task), self.limit)
-        chat = Chat.of(session.model.path) if self.chat else None
+        chat = self.open_chat(session.model.path) if self.chat else None
         if all(isinstance(row, Choices) for row in task.rows):
             return self._score(session, recording, task, chat)
         return self._follow(session, recording, task, chat)

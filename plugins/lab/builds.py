@@ -44,7 +44,7 @@ from harness.plans.builds import (
 )
 from harness.plans.journal import CellEnd
 from harness.plans.plan_file import Plan
-from harness.pool.status import OnProgress
+from harness.pool.requirement import OnProgress
 from plugins.lab.content import Files, check_files, hashes
 from plugins.lab.jobs import LabJobs, Taken, insist
 from plugins.lab.service import Service

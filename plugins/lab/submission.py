@@ -17,7 +17,7 @@ from harness.plans.outcome import CellOutcome, Failure, Summary
 from harness.plans.plan_file import Plan
 from harness.plans.plan_run import find_cells
 from harness.plans.protocols import Observer
-from harness.pool.status import MemberStatus
+from harness.pool.requirement import MemberStatus
 from plugins.lab.builds import LabBuilds
 from plugins.lab.content import find_files
 from plugins.lab.jobs import LabJobs, insist

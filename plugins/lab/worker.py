@@ -27,8 +27,7 @@ from harness.plans.protocols import Observer
 from harness.plans.scheduler import MatrixOptions, Scheduler
 from harness.pool.lease import LeasedDevice
 from harness.pool.pool import Pool
-from harness.pool.requirement import Requirement
-from harness.pool.status import OnProgress, ignore_progress
+from harness.pool.requirement import OnProgress, Requirement, ignore_progress
 from harness.results.store import ResultsStore
 from harness.words import pluralize
 from plugins.lab.builds import Builder

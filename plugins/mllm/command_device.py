@@ -25,8 +25,7 @@ from harness.cli.progress import BuildBar
 from harness.cli.verify import emulated
 from harness.console import answers, print_json, print_remark, print_rows
 from harness.deploy.deployment import Deployment
-from harness.errors import WrongUseError
-from harness.exit_codes import BAD
+from harness.errors import BAD, WrongUseError
 from harness.runtimes.deployed import DeployedRuntime
 from harness.runtimes.registry import open_model
 from harness.workloads.bench_prompt import bench_text

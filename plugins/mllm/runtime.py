@@ -164,7 +164,7 @@ class MllmDialog(MllmRuntime):
         script = f"{self.prepare().scripts_dir}/output_clock.sh"
         command = ["sh", script, _CLOCK, _PROMPT, _OUTPUT, *self._command]
         timeout_s = self.limit_s()
-        with self.sampling() as samples:
+        with self.sampling():
             outcome = folder.run(command, name=self.runner(type(self)), timeout_s=timeout_s)
         output = folder.pull(_OUTPUT, _LARGEST_ANSWER)
         try:
@@ -186,8 +186,8 @@ class MllmDialog(MllmRuntime):
         reason = "an end-of-sequence token" if end else "the context ended"
         return GenerationResult(
             text.removesuffix(end) if end else text,
-            metrics | measure_energy(metrics, samples.series) | outcome.memory,
-            samples.series,
+            metrics | measure_energy(metrics, self.samples) | outcome.memory,
+            self.samples,
             clocked=frozenset(metrics) - {"prompt_tokens", "generated_tokens"},
             early_end=EarlyEnd(count, most, reason) if count < most else None,
         )
@@ -206,7 +206,7 @@ class MllmSpeed(MllmRuntime):
         lengths = ["--seq_len", str(request.prompt_tokens), "--gen_len", str(request.new_tokens)]
         folder, name = self.folder(), self.runner(type(self))
         for number in range((request.warmup or 0) + request.repetitions):
-            with self.sampling() as samples:
+            with self.sampling():
                 outcome = folder.run(
                     [*self._command, *lengths],
                     name=name,
@@ -219,7 +219,7 @@ class MllmSpeed(MllmRuntime):
             except ValueError as error:
                 raise RuntimeOutputError(self.device.serial, str(error)) from error
             if number >= (request.warmup or 0):
-                yield GenerationResult("", metrics | outcome.memory, samples.series)
+                yield GenerationResult("", metrics | outcome.memory, self.samples)
 
 
 RUNTIME = MllmDialog

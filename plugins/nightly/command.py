@@ -14,8 +14,7 @@ from harness.cli.arguments import (
     PlanPool,
 )
 from harness.console import answers, print_json, print_remark, remarks
-from harness.errors import NightlyBusyError
-from harness.exit_codes import BAD, GOOD, INTERRUPTED
+from harness.errors import BAD, GOOD, INTERRUPTED, NightlyBusyError
 from harness.plans.lab import find_lab
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from harness.exit_codes import BAD, GOOD, NO_ANSWER
+from harness.errors import BAD, GOOD, NO_ANSWER
 from harness.words import percent, pluralize
 
 FORMAT = 1

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from harness.cli.run_progress import RunProgress
-from harness.errors import HarnessError, MissingStoreError
-from harness.exit_codes import NO_ANSWER
+from harness.errors import NO_ANSWER, HarnessError, MissingStoreError
 from harness.plans.builds import ContainerBuild, build_containers, without_containers
 from harness.plans.cells import Cell
 from harness.plans.matrix import resolve_path

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from buildlib.checkpoint.config import read_object
 from buildlib.checkpoint.layout import TOKENIZER_FILE
-from buildlib.container.genie_positions import PositionalEncoding
+from buildlib.container.genie_engine import PositionalEncoding
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.errors import InputFileError
 from buildlib.foreign.artifact import ForeignArtifact

@@ -27,7 +27,7 @@ from buildlib.numerics.transformers import TransformersModel
 from harness.errors import ConfigFileError, PipelineError
 from harness.results.perplexity import standard_error
 from harness.runtimes.base import Window
-from harness.runtimes.context_limit import ContextLimit, cut_windows
+from harness.runtimes.tokenizer import ContextLimit, cut_windows
 from harness.workloads.perplexity import score_text
 from harness.workloads.reference import window_samples
 from harness.workloads.session import Session

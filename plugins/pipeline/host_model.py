@@ -20,7 +20,7 @@ from buildlib.targets import parse_target
 from buildlib.toolchains.base import OpPackageLibrary
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.errors import PipelineError
-from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.tokenizer import ContextLimit
 from plugins.pipeline.stage import ModelFolder
 
 

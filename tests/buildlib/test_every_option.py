@@ -18,7 +18,7 @@ from buildlib.builder.build_options import known_options, no_effects
 from buildlib.builder.stages.package import Package
 from buildlib.builder_options import PROPERTIES, apply_options
 from buildlib.container.container import GenAIContainer
-from buildlib.container.layout import METADATA, TOKENIZER
+from buildlib.container.manifest import METADATA, TOKENIZER
 from buildlib.errors import BuildError, LossTooLargeError
 from buildlib.speculative.config import EagletBuilderConfig, PlainDialog, speculate
 from buildlib.targets import parse_target

@@ -41,9 +41,9 @@ from harness.devices.properties import (
 from harness.errors import DeviceCommandError, RunnerError
 from harness.pool.fence import Fence, HigherTokenError, OtherHolderError
 from harness.runtimes.base import Window
+from harness.runtimes.deployed import parse_run_line
 from harness.runtimes.genie.output import generated_text, parse_perplexity, parse_profile
 from harness.runtimes.genie.runtime import GenieRuntime
-from harness.runtimes.run_folder import parse_run_line
 from harness.telemetry.conditions import parse_records
 from harness.telemetry.protocol import parse_recording
 from harness.telemetry.readings import battery_of_service, temperatures_of_service

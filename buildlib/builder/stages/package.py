@@ -20,7 +20,7 @@ from buildlib.checkpoint.rotary import DynamicRopeScaling, LinearRopeScaling, Ll
 from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_decoding import GREEDY, Sampler, TokenPenalty
-from buildlib.container.genie_positions import RopeScaling
+from buildlib.container.genie_engine import RopeScaling
 from buildlib.container.manifest import (
     CLIPPED_ADAPTERS,
     HIDDEN_STATES,

@@ -13,7 +13,7 @@ from buildlib.files import atomic_write_bytes
 from harness.devices.base import PullItem
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
 from harness.runtimes.base import Conversation, ConversationRequest, Turn
-from harness.runtimes.run_folder import RunFolder
+from harness.runtimes.deployed import RunFolder
 
 _STATE_FILE = "qnnfarm-state.json"
 _RESTORED = "restored"

@@ -25,7 +25,7 @@ from harness.errors import RuntimeOutputError
 from harness.results.derived import find_tails
 from harness.results.records import Positions
 from harness.runtimes.base import EarlyEnd, PerplexityResult, StepLogits, StepWindow, Window
-from harness.runtimes.run_folder import RunFolder, runner_command
+from harness.runtimes.deployed import RunFolder, runner_command
 
 if TYPE_CHECKING:
     import numpy as np

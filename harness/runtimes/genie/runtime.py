@@ -14,8 +14,12 @@ from typing import ClassVar
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import GREEDY, Sampler
-from buildlib.container.layout import has_file
-from buildlib.container.manifest import CLIPPED_ADAPTERS, GENIE_CONTRACT, SpeculationRecord
+from buildlib.container.manifest import (
+    CLIPPED_ADAPTERS,
+    GENIE_CONTRACT,
+    SpeculationRecord,
+    has_file,
+)
 from buildlib.container.op_packages import registrations
 from buildlib.errors import ModelWarning
 from buildlib.speculative.agreement import bound_turns
@@ -63,7 +67,7 @@ from harness.runtimes.container_model import (
     qnn_api_files,
     target_of,
 )
-from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.deployed import runner_command
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.genie.conversation import (
     ConversationScript,
@@ -87,11 +91,8 @@ from harness.runtimes.genie.output import (
     parse_profile,
     parse_trace,
 )
-from harness.runtimes.genie.prompt_embeddings import read_embeddings, row_bytes
 from harness.runtimes.genie.speculation import compare_dialog, refuse_wrong_dialogs
-from harness.runtimes.genie.text_encoder import EncoderRun
-from harness.runtimes.run_folder import runner_command
-from harness.runtimes.tokenizer import encode
+from harness.runtimes.tokenizer import ContextLimit, encode
 
 _WITHOUT_DEPTH = frozenset({"spd", "ssd-q1", "eaglet", "lade", "multistream"})
 """Dialogs without a second query: they take words alone, go on to the end, or lose tokens."""
@@ -405,6 +406,8 @@ class GenieRuntime(ContainerRuntime):
         request = self._in_words(request, config)
         rows = None
         if request.embeddings is not None:
+            from harness.runtimes.genie.prompt_embeddings import read_embeddings
+
             rows = read_embeddings(request.embeddings, config, self._container)
         limit = self._limit.for_dialog(config)
         prompt_tokens = self._count_tokens(request, config, rows)
@@ -433,7 +436,7 @@ class GenieRuntime(ContainerRuntime):
         command += _lora_arguments(request.settings.lora or {}, config)
         if self._has_python:
             command += ["--clock", clock]
-        with self.sampling() as samples:
+        with self.sampling():
             outcome = folder.run(
                 command, name=runner, stdout=_OUTPUT,
                 timeout_s=self.limit_s(new_tokens=request.max_new_tokens),
@@ -449,7 +452,7 @@ class GenieRuntime(ContainerRuntime):
             clocked = timed.metrics(prompt_tokens) if lacks_profile else {}
         metrics = complete_figures(figures, clocked, self.device.serial)
         tails = {} if timed is None or several else timed.tails
-        energy = measure_energy(metrics, samples.series, timed.began_s if timed else None)
+        energy = measure_energy(metrics, self.samples, timed.began_s if timed else None)
         ids = None if request.token_ids is None else self._parse_ids(text)
         text = text if ids is None else self._decode(ids)
         traced = parse_trace(folder.read(trace), self.device.serial) if self._trace else ""
@@ -457,7 +460,7 @@ class GenieRuntime(ContainerRuntime):
         return GenerationResult(
             text,
             metrics | tails | energy | outcome.memory,
-            samples.series,
+            self.samples,
             profiled,
             traced,
             token_ids=ids,
@@ -493,6 +496,8 @@ class GenieRuntime(ContainerRuntime):
             reason = f"the SDK has no genie-t2e-run for it, and ours needs Python: {NAMED}"
             raise RuntimeChoiceError(self.device.serial, reason)
         folder = self.folder()
+        from harness.runtimes.genie.text_encoder import EncoderRun
+
         run = EncoderRun(
             self.device, folder, runner, self.limit_s, tuple(self._logging),
             trace=self._trace, on_vectors=on_vectors,
@@ -519,7 +524,7 @@ class GenieRuntime(ContainerRuntime):
         command = [*self._command(runner), "-s", script.name]
         if self._has_python:  # options of ours
             command += [*self._logging, *(["--trace", "trace.json"] if self._trace else [])]
-        with self.sampling() as samples:
+        with self.sampling():
             turns = sum(len(each.turns) for each in request.conversations)
             timeout_s = self.limit_s(turns, request.max_new_tokens)
             outcome = folder.run(command, name=runner, timeout_s=timeout_s)
@@ -539,7 +544,7 @@ class GenieRuntime(ContainerRuntime):
             texts,
             metrics,
             profiled,
-            samples.series,
+            self.samples,
             traced,
             speculation,
             early_end=end,
@@ -634,6 +639,8 @@ class GenieRuntime(ContainerRuntime):
     ) -> int:
         """Return tokens that the prompt takes in the context, with those that Genie adds."""
         if rows is not None:
+            from harness.runtimes.genie.prompt_embeddings import row_bytes
+
             return len(rows) // row_bytes(config, self._container)
         if request.token_ids is not None:
             own, fill = added_tokens(config), request.fill_token_ids

@@ -15,8 +15,8 @@ from buildlib.validation import first_fault
 from harness.devices.device import Device
 from harness.errors import DeviceError, RunnerError, RuntimeOutputError
 from harness.runtimes.base import EmbeddingResult, OnVectors, TextVectors
+from harness.runtimes.deployed import RunFolder, runner_command
 from harness.runtimes.genie.output import parse_trace
-from harness.runtimes.run_folder import RunFolder, runner_command
 
 CONFIG, OUTPUT, SUMMARY, PROFILE = "query_config.json", "output.raw", "summary.json", "profile.json"
 _PROMPTS = "prompts.json"

@@ -10,7 +10,7 @@ from buildlib.closeable import Closeable
 from buildlib.error_base import QnnfarmError
 from harness.errors import MissingStoreError
 from harness.pool.pool import Pool
-from harness.pool.status import MemberStatus, Waiting
+from harness.pool.requirement import MemberStatus, Waiting
 from harness.results.alerts import UNSETTLED, Alert
 from harness.results.metrics import find_metric
 from harness.results.records import RepetitionTelemetry, Run

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import jinja2
 
-from harness.pool.status import MemberStatus
+from harness.pool.requirement import MemberStatus
 from harness.results.provenance import own_version
 from plugins.lab.page.board import Board
 from reports import text

@@ -110,7 +110,7 @@ class ExecuTorchRuntime(ProgramRuntime):
         command += ["--temperature", str(request.settings.sampling.get("temp", 0))]
         command += ["--output_path", _ANSWER, "--performance_output_path", _SPEED]
         timeout_s = self.limit_s()
-        with self.sampling() as samples:
+        with self.sampling():
             outcome = folder.run(command, name=PROGRAM, timeout_s=timeout_s, stdout=_OUTPUT)
         log = folder.read(_OUTPUT) + folder.read_log()
         reports = [line.partition(OBSERVER)[2] for line in log.splitlines() if OBSERVER in line]
@@ -123,7 +123,7 @@ class ExecuTorchRuntime(ProgramRuntime):
             raise RuntimeOutputError(self.device.serial, str(error)) from error
         text = folder.read(_ANSWER).removeprefix(_TOKENS)  # it echoes what it took for the prompt
         return GenerationResult(
-            text, {**metrics, **outcome.memory}, samples.series, profile=reports[0]
+            text, {**metrics, **outcome.memory}, self.samples, profile=reports[0]
         )
 
     def added_tokens(self, settings: DialogSettings, *, after_fill: bool = False) -> int:

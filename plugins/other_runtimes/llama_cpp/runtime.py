@@ -32,7 +32,7 @@ from harness.runtimes.base import (
     Window,
 )
 from harness.runtimes.bundles.bundle import Bundle
-from harness.runtimes.deployed import DeployedRuntime
+from harness.runtimes.deployed import DeployedRuntime, RunOutcome
 from harness.runtimes.description import (
     DescribedModel,
     Description,
@@ -42,7 +42,6 @@ from harness.runtimes.description import (
     read_description,
 )
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.run_folder import RunOutcome
 from harness.runtimes.tokenizer import load_tokenizer
 from plugins.other_runtimes.llama_cpp.output import parse_bench, parse_chunks, parse_timings
 
@@ -131,7 +130,7 @@ class LlamaCppRuntime(DeployedRuntime):
             }
             lines: list[str] = []
             for arguments in (prompt, generation):
-                with self.sampling() as samples:
+                with self.sampling():
                     outcome = self._run(BENCH, [*arguments, *shared])
                 test, line = parse_bench(self.folder().read(_OUTPUT), self.device.serial)
                 metrics[test.metric] = test.speeds[0]
@@ -139,7 +138,7 @@ class LlamaCppRuntime(DeployedRuntime):
                     metrics[key] = max(peak, metrics.get(key, 0.0))
                 lines.append(line)
             profile = f"[{', '.join(lines)}]"
-            yield GenerationResult("", metrics, telemetry=samples.series, profile=profile)
+            yield GenerationResult("", metrics, telemetry=self.samples, profile=profile)
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
         """Answer a text by llama-completion, which counts bos among the prompt's tokens."""
@@ -156,7 +155,7 @@ class LlamaCppRuntime(DeployedRuntime):
         ]  # fmt: skip
         metrics, retries = None, -1
         while metrics is None and (retries := retries + 1) < _TRIES:
-            with self.sampling() as samples:
+            with self.sampling():
                 outcome = self._run(self._completion, command)
             metrics = parse_timings(folder.read_log())
         if metrics is None:
@@ -168,7 +167,7 @@ class LlamaCppRuntime(DeployedRuntime):
         return GenerationResult(
             text.removesuffix(_END) if is_whole else text,
             {**metrics, **outcome.memory},
-            samples.series,
+            self.samples,
             early_end=EarlyEnd(count, most, cause) if count < most else None,
             retries=retries,
         )

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from buildlib.container.layout import binary_name, file_name_problem
-from buildlib.container.manifest import plain_name
+from buildlib.container.manifest import binary_name, file_name_problem, plain_name
 from buildlib.errors import InputFileError, ModelFileError, ModelWarning
 from buildlib.genai import GenAIBuilderFactory
 from suites.models import tiny_llama

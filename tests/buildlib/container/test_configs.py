@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_decoding import Sampler, TokenPenalty
-from buildlib.container.genie_engine import LoraAdapter
-from buildlib.container.genie_positions import RopeScaling
+from buildlib.container.genie_engine import LoraAdapter, RopeScaling
 from buildlib.container.genie_validator import check_genie_config, check_genie_text
 from buildlib.container.htp_config import HtpConfig
 from buildlib.errors import InputFileError

@@ -3,7 +3,6 @@ from typing import Any, get_args
 
 import pytest
 
-from buildlib.container.layout import file_name_problem
 from buildlib.container.manifest import (
     ContainerMetadata,
     FileRecord,
@@ -13,6 +12,7 @@ from buildlib.container.manifest import (
     TargetRecord,
     build_metadata,
     content_digest,
+    file_name_problem,
     parse_metadata,
     plain_name,
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import app
-from harness.exit_codes import INTERRUPTED, NO_ANSWER
+from harness.errors import INTERRUPTED, NO_ANSWER
 from tests.harness.cli.conftest import Run
 
 Main = Callable[[Callable[..., object]], object]

@@ -12,8 +12,8 @@ import pytest
 
 from harness.cli.app import PANELS, panels
 from harness.devices.adb.client import AdbServer
-from harness.exit_codes import BAD, GOOD, MEANINGS, NO_ANSWER, verdict_exit_code
-from harness.results.verdicts import Verdict
+from harness.errors import BAD, GOOD, MEANINGS, NO_ANSWER
+from harness.results.verdicts import Verdict, verdict_exit_code
 from suites.models import tiny_llama
 from tests.buildlib.op_packages import PROVIDER
 from tests.command_line import Started

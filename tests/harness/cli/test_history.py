@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.exit_codes import NO_ANSWER
+from harness.errors import NO_ANSWER
 from harness.results.metrics import Measurement
 from harness.results.records import DeviceInfo
 from harness.results.store import ResultsStore

@@ -11,7 +11,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Lade, Spd, Ssd
 from buildlib.container.writer import ContainerFile
 from harness.devices.device import Device
-from harness.exit_codes import BAD, GOOD, NO_ANSWER
+from harness.errors import BAD, GOOD, NO_ANSWER
 from harness.results.store import ResultsStore, RunFilter
 from harness.runtimes.registry import open_model
 from harness.workloads.perplexity import float_perplexity

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import NO_ANSWER
+from harness.errors import NO_ANSWER
 from harness.results.alerts import list_alerts
 from harness.results.metrics import Measurement
 from harness.results.records import (

@@ -10,7 +10,7 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Lade
 from harness.devices.device import Device
-from harness.exit_codes import BAD, GOOD
+from harness.errors import BAD, GOOD
 from harness.results.store import ResultsStore, RunFilter
 from suites.models import tiny_llama
 from tests.buildlib.model_folders import copy_of_export

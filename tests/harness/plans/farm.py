@@ -17,9 +17,8 @@ from harness.plans.outcome import CellOutcome, CellResult, Summary
 from harness.plans.plan_file import Retries
 from harness.pool.failure_policy import Work
 from harness.pool.lease import Lease, LeasedDevice
-from harness.pool.requirement import Requirement
+from harness.pool.requirement import MemberStatus, Requirement
 from harness.pool.states import MemberState
-from harness.pool.status import MemberStatus
 from harness.workloads.command import Command
 
 

@@ -7,9 +7,8 @@ import pytest
 from harness.devices.spec import DeviceSpec
 from harness.plans.protocols import Observer
 from harness.plans.wait_notices import WaitNotices
-from harness.pool.requirement import Requirement
+from harness.pool.requirement import MemberStatus, Requirement
 from harness.pool.states import MemberState
-from harness.pool.status import MemberStatus
 from tests.harness.plans.farm import HandClock
 
 PHONE = MemberStatus(

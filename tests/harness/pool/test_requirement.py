@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import RequirementError
-from harness.pool.requirement import Requirement, candidates
+from harness.pool.requirement import MemberStatus, Requirement, candidates
 from harness.pool.states import MemberState
-from harness.pool.status import MemberStatus
 
 PHONE = MemberStatus(
     "one", DeviceSpec("android", "1"), frozenset({"all", "tag0"}), MemberState.READY, "", 0.0,

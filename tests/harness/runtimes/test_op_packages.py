@@ -15,8 +15,8 @@ from harness.devices.device import Device
 from harness.errors import RunnerError, RuntimeChoiceError
 from harness.runtimes.base import GenerationRequest, RuntimeOptions, StepWindow
 from harness.runtimes.bundles.sources import PROGRAMS
+from harness.runtimes.deployed import runner_command
 from harness.runtimes.genie.runtime import GenieModel, GenieRuntime, genie_bundle
-from harness.runtimes.run_folder import runner_command
 from tests.builders import builder_for
 from tests.buildlib.op_packages import PROVIDER, build_package, scale_logits
 

@@ -17,8 +17,8 @@ from harness.devices.device import Device
 from harness.devices.local import LocalTransport
 from harness.errors import DeviceFullError, RunnerError, RuntimeOutputError
 from harness.runtimes.base import GenerationResult
+from harness.runtimes.deployed import RunFolder, parse_run_line
 from harness.runtimes.genie.output import find_early_end, generated_text, parse_clock, parse_profile
-from harness.runtimes.run_folder import RunFolder, parse_run_line
 from harness.workloads.base import check_length
 
 if TYPE_CHECKING:

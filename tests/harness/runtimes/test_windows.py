@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from harness.errors import WrongUseError
-from harness.runtimes.context_limit import ContextLimit, cut_windows
+from harness.runtimes.tokenizer import ContextLimit, cut_windows
 from suites.models import tiny_llama
 
 TOKENIZER = tiny_llama.folder() / "tokenizer.json"

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from harness.exit_codes import BAD, GOOD, NO_ANSWER
+from harness.errors import BAD, GOOD, NO_ANSWER
 from tests.buildlib.container.genie_configurations import DIALOG, HTP, changed
 from tests.harness.cli.conftest import Run
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from harness.cli.app import build_app
 from harness.codes import find_codes
-from harness.exit_codes import BAD
+from harness.errors import BAD
 from plugins.virtual_android import manager
 from plugins.virtual_android.faults import DSP_MESSAGES, DspCause, parse_fault
 from tests.conftest import MakeDevice

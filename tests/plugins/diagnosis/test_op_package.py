@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.exit_codes import BAD, GOOD, NO_ANSWER
+from harness.errors import BAD, GOOD, NO_ANSWER
 from tests.buildlib.op_packages import PROVIDER, build_library
 from tests.harness.cli.conftest import Run
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.devices.device import Device
-from harness.exit_codes import BAD, GOOD
+from harness.errors import BAD, GOOD
 from harness.results.store import ResultsStore, RunFilter
 from tests.harness.cli.conftest import Run
 

@@ -22,9 +22,8 @@ from starlette.requests import HTTPConnection
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseTimeoutError
 from harness.pool.pool import Pool
-from harness.pool.requirement import Requirement
+from harness.pool.requirement import MemberStatus, Requirement
 from harness.pool.states import MemberState
-from harness.pool.status import MemberStatus
 from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
 from plugins.lab.overview import LabHost, LivePlan, Overview

@@ -7,8 +7,7 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
-from harness.errors import WrongUseError
-from harness.exit_codes import NO_ANSWER
+from harness.errors import NO_ANSWER, WrongUseError
 from harness.runtimes.container_model import open_container
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.genie.runtime import config_of

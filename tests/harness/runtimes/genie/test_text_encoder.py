@@ -16,7 +16,7 @@ from harness.runtimes.genie.text_encoder import EncoderRun
 
 if TYPE_CHECKING:
     from harness.devices.device import Device
-    from harness.runtimes.run_folder import RunFolder
+    from harness.runtimes.deployed import RunFolder
 
 CONFIG = text_embedding(
     EncoderContext(n_vocab=10, ctx_size=8, embed_size=2, pad_token=0),

@@ -14,8 +14,8 @@ from harness.devices.device import Device
 from harness.errors import HostFileError, PromptTooLongError, RuntimeOutputError, WrongUseError
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationRequest, RuntimeOptions, SpeedRequest
+from harness.runtimes.deployed import RunOutcome
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.run_folder import RunOutcome
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.perplexity import Perplexity, float_perplexity
