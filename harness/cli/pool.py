@@ -32,7 +32,7 @@ from harness.errors import (
     one_line,
 )
 from harness.pool.config import ReceiverConfig
-from harness.pool.database import FORMAT, Database
+from harness.pool.database import Database
 from harness.pool.lease import Lease
 from harness.pool.ledger import Ledger
 from harness.pool.notifications import Notification, send
@@ -374,17 +374,6 @@ def new_id(pool: PoolFile = None) -> None:
         ledger = Ledger(database, SystemClock(), ttl_s=config.lease.ttl_s, rule=config.quarantine)
         ledger.renew_id()
     print_remark(f"{database.location} has an id of its own now")
-
-
-@app.command("upgrade")
-def upgrade(pool: PoolFile = None) -> None:
-    """Bring the ledger of several hosts to the format of this qnnfarm, once nobody holds a device.
-
-    Example: qnnfarm pool upgrade
-    """
-    with closing(Database(find_ledger(find_config(pool)[1]), upgrades=True)) as database:
-        database.version()
-    print_remark(f"{database.location} has format {FORMAT}; older versions cannot use it any more")
 
 
 @app.command("test-notifications")

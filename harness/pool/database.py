@@ -20,9 +20,8 @@ from typing import Any, TypeVar
 import sqlalchemy
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.schema import CreateColumn
 
-from harness.clock import Clock, SystemClock
+from harness.clock import Clock
 from harness.devices.socket_owner import user_name
 from harness.errors import LedgerError, StoreUnavailableError
 from harness.paths import state_dir
@@ -42,7 +41,6 @@ from harness.results.database import (
     parse_server_url,
     shown_url,
 )
-from harness.words import pluralize
 
 FORMAT = 10
 _APPLICATION_ID = 0x716E6670
@@ -70,8 +68,6 @@ _COUNT_CHANGE = (
     " ON CONFLICT (name) DO UPDATE SET value = value + 1"
 )
 _COUNTERS = MappingProxyType({"format": FORMAT, "token": 0, "facts": 0})
-_OLDEST = 9
-"""The oldest format that `upgrade` brings to this one: it lacks tables and columns."""
 
 T = TypeVar("T")
 
@@ -90,18 +86,14 @@ class Database:
     The first use opens it; a forked child opens its own connection. Everything raises `LedgerError`
     when the database cannot be used.
 
-    Args:
-        upgrades: bring an older ledger to this format; a file is brought to it by its first use.
-
     Attributes:
         path: the SQLite file; `None` for a server's database.
         location: for people, without a password.
     """
 
-    def __init__(self, location: str | Path, *, upgrades: bool = False) -> None:
+    def __init__(self, location: str | Path) -> None:
         __tracebackhide__ = True  # pytest would show the location, and so its password
         self.path = database_file(location)
-        self._upgrades = upgrades or self.path is not None
         self._lock = threading.RLock()
         self._pid = 0
         self._connection: Connection | None = None
@@ -271,13 +263,9 @@ class Database:
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
             records.METADATA.create_all(connection)
             _add_counters(connection)
-            counters = records.counters
-            of_format = counters.c.name == "format"
-            version = connection.scalars(sqlalchemy.select(counters.c.value).where(of_format)).one()
-            self._check_format(version)
-            if version < FORMAT:
-                self._upgrade(connection)
-                connection.execute(counters.update().where(of_format).values(value=FORMAT))
+            counters = records.counters.c
+            of_format = sqlalchemy.select(counters.value).where(counters.name == "format")
+            self._check_format(connection.scalars(of_format).one())
             connection.exec_driver_sql(f"LISTEN {_CHANNEL}")
         driver: Any = connection.connection.dbapi_connection
         driver.add_notify_handler(self._count_change)
@@ -316,51 +304,17 @@ class Database:
         enter_wal(driver.cursor(), _BUSY_S)
         # A power cut may lose the last transactions: leases, which it ends anyway.
         driver.execute("PRAGMA synchronous = NORMAL")
-        if version < FORMAT:
+        if not version:
             connection.execution_options(**{WRITES: True})
             with connection.begin():
-                self._migrate(connection)
+                _create(connection)
 
     def _check_format(self, version: int) -> None:
         if version > FORMAT:
             reason = f"a newer qnnfarm wrote it (format {version})"
             raise LedgerError(self.location, f"{reason}: install that one on this host, too")
-        reason = f"an older qnnfarm wrote it (format {version})"
-        if version < _OLDEST:
-            raise _damaged(self.location, reason)
-        if version < FORMAT and not self._upgrades:
-            todo = "`qnnfarm pool upgrade` brings it to this one, which older ones cannot use"
-            raise LedgerError(self.location, f"{reason}: {todo}")
-
-    def _migrate(self, connection: Connection) -> None:
-        version = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
-        if version == FORMAT:  # another process was faster
-            return
-        records.METADATA.create_all(connection)
-        _add_counters(connection)
-        if version:
-            self._upgrade(connection)
-        connection.exec_driver_sql(f"PRAGMA user_version = {FORMAT}")
-        connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
-
-    def _upgrade(self, connection: Connection) -> None:
-        """Add the columns that an older ledger lacks; `LedgerError` while somebody holds leases."""
-        now, leases = self.times(connection, SystemClock())[1], records.leases
-        is_live = leases.c.beat + leases.c.ttl > now
-        count = sqlalchemy.select(sqlalchemy.func.count()).where(is_live)
-        if held := connection.scalar(count):
-            reason = f"an older qnnfarm holds {pluralize(held, 'device')}"
-            raise LedgerError(self.location, f"{reason}: upgrade it once they are released")
-        connection.execute(leases.delete())
-        connection.execute(records.tickets.delete())
-        for table in records.METADATA.sorted_tables:
-            there = {
-                each["name"] for each in sqlalchemy.inspect(connection).get_columns(table.name)
-            }
-            for column in table.columns:
-                if column.name not in there:
-                    text = CreateColumn(column).compile(connection)
-                    connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {text}")
+        if version < FORMAT:
+            raise _damaged(self.location, f"an older qnnfarm wrote it (format {version})")
 
     @contextmanager
     def _typed_errors(self) -> Iterator[None]:
@@ -386,6 +340,15 @@ class Database:
         if not isinstance(cause, sqlite3.OperationalError | OSError):
             return _damaged(self.location, reason)  # or a value that means nothing
         return LedgerError(self.location, full_disk(self.path.parent, cause) or reason)
+
+
+def _create(connection: Connection) -> None:
+    if connection.exec_driver_sql("PRAGMA user_version").scalar_one():
+        return  # another process was faster
+    records.METADATA.create_all(connection)
+    _add_counters(connection)
+    connection.exec_driver_sql(f"PRAGMA user_version = {FORMAT}")
+    connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
 
 
 def _damaged(location: str, reason: str) -> LedgerError:

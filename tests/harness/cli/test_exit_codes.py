@@ -62,7 +62,6 @@ TABLE: tuple[tuple[int, str, str], ...] = (
     (GOOD, "pool reserve here --for 1m", ""),
     (GOOD, "pool show", ""),
     (GOOD, "pool test-notifications", ""),
-    (GOOD, "pool upgrade", ""),
     (GOOD, f"run good.yaml {DB}", ""),
     (BAD, "devices local no-such-phone", ""),
     (BAD, "explain 7777", ""),
