@@ -100,10 +100,8 @@ class Job:
         status: the line's exit status, once it has ended and all that it wrote has come.
     """
 
-    def __init__(
-        self, line: str, env: Mapping[str, str] | None = None, *, token: str | None = None
-    ) -> None:
-        self.token = token or secrets.token_hex(8)
+    def __init__(self, line: str, env: Mapping[str, str] | None = None) -> None:
+        self.token = secrets.token_hex(8)
         self.started = False
         self.status: int | None = None
         self._line = line

@@ -318,7 +318,6 @@ class Device:
         *,
         on_output: Callable[[bytes], None],
         timeout_s: float,
-        env: Mapping[str, str] | None = None,
     ) -> CommandResult:
         """Run a command and hand on its stdout and stderr as they come.
 
@@ -327,7 +326,7 @@ class Device:
         """
         outputs = BoundedOutput(_MAX_OUTPUT), BoundedOutput(_MAX_OUTPUT)
         sinks = Tee(outputs[0], on_output), Tee(outputs[1], on_output)
-        return self._run(command_line(command), env, None, sinks, outputs, timeout_s)
+        return self._run(command_line(command), None, None, sinks, outputs, timeout_s)
 
     def push(
         self,

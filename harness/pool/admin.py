@@ -62,9 +62,9 @@ class PoolAdmin:
             reason = f"choose another time, or `qnnfarm pool unreserve {obstacles[0].number}`"
             raise PoolError(f"{name} is {other}: {reason}")
 
-    def unreserve(self, number: int, *, by: str = "") -> Reservation:
+    def unreserve(self, number: int) -> Reservation:
         """Cancel a reservation, and return it."""
-        reservation = self.ledger.cancel_reservation(number, by or _user())
+        reservation = self.ledger.cancel_reservation(number, _user())
         if reservation is None:
             raise WrongUseError(f"there is no reservation {number}: `qnnfarm pool show` lists them")
         return reservation

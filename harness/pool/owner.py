@@ -3,7 +3,6 @@
 import os
 import platform
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,11 +80,11 @@ def has_ended(owner: Owner) -> bool:
     return processes.has_ended(owner.pid, owner.started)
 
 
-def this_process(environ: Mapping[str, str] = os.environ) -> Owner:
+def this_process() -> Owner:
     """Return the calling process."""
     boot, namespace = processes.boot_id(), processes.pid_namespace()
     pid, started = os.getpid(), processes.own_start()
-    return Owner(host_id(), boot, pid, started, namespace, _label(pid, environ))
+    return Owner(host_id(), boot, pid, started, namespace, _label(pid))
 
 
 def host_id() -> str:
@@ -96,12 +95,12 @@ def host_id() -> str:
     return f"{platform.node()}/{machine}"
 
 
-def _label(pid: int, environ: Mapping[str, str]) -> str:
+def _label(pid: int) -> str:
     """Format as `ann: pytest gw1 (pid 123)`; arguments are left out, for they may hold secrets."""
     program = Path(sys.argv[0] if sys.argv else "").name or "python"
     if program == "__main__.py":
         program = Path(sys.argv[0]).parent.name
-    worker = environ.get("PYTEST_XDIST_WORKER", "")
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if program == "-c":  # so pytest-xdist starts its workers
         program = "pytest" if worker else "python"
     text = f"{user_name(os.getuid())}: {' '.join(filter(None, (program, worker)))}"

@@ -140,10 +140,10 @@ class Upkeep:
     where one that ended stopped.
     """
 
-    def __init__(self, context: PoolContext, *, probation: Probation = standard_probation) -> None:
+    def __init__(self, context: PoolContext) -> None:
         self._context = context
         self._ledger = context.ledger
-        self.probation = probation
+        self.probation = standard_probation
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._busy: set[str] = set()

@@ -52,8 +52,7 @@ from harness.errors import (
 _DATA_MAX = 64 * 1024
 _STEP_BYTES = 16 * _DATA_MAX
 _REQUEST = struct.Struct("<4sI")
-_STAT_V1 = struct.Struct("<III")
-_STAT_V2 = struct.Struct("<IQQIIIIQqqq")
+_STAT = struct.Struct("<IQQIIIIQqqq")
 _PATH_MAX = 1024
 _ASKED_AHEAD = 64
 """Requests for files that wait for their answers; they fit into the buffers on the way."""
@@ -61,11 +60,7 @@ _ASKED_AHEAD = 64
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """Stat of a path on a device.
-
-    Attributes:
-        size: in bytes; modulo 2^32 on devices without `stat_v2`.
-    """
+    """Stat of a path on a device."""
 
     mode: int
     size: int
@@ -138,13 +133,6 @@ class SyncSession:
         while self._unanswered:
             self._read_answer()
 
-    def receive(
-        self, remote: str, sink: BinaryIO, on_progress: Callable[[int], None] | None = None
-    ) -> int:
-        """Write a file of the device to `sink`; gives its size."""
-        self._connection.send(_receive_request(remote))
-        return self._receive_asked(sink, on_progress)
-
     def receive_many(
         self,
         remotes: Sequence[str],
@@ -182,20 +170,16 @@ class SyncSession:
                 if on_progress:
                     on_progress(len(data))
 
-    def stat(self, remote: str, *, v2: bool) -> FileStat | None:
+    def stat(self, remote: str) -> FileStat | None:
         """Return the stat of `remote`, links not followed; `None` if it does not exist."""
         path = _encode(remote)
-        kind = b"LST2" if v2 else b"STAT"
-        self._connection.send(_REQUEST.pack(kind, len(path)) + path)
+        self._connection.send(_REQUEST.pack(b"LST2", len(path)) + path)
         answer = self._connection.receive(4)
-        if answer != kind:
-            raise FailReply(f"the answer to {kind!r} was {answer!r}")
-        if v2:
-            fields = _STAT_V2.unpack(self._connection.receive(_STAT_V2.size))
-            error, mode, size = fields[0], fields[3], fields[7]
-            return None if error else FileStat(mode, size)
-        mode, size, _ = _STAT_V1.unpack(self._connection.receive(_STAT_V1.size))
-        return FileStat(mode, size) if mode else None
+        if answer != b"LST2":
+            raise FailReply(f"the answer to LST2 was {answer!r}")
+        fields = _STAT.unpack(self._connection.receive(_STAT.size))
+        error, mode, size = fields[0], fields[3], fields[7]
+        return None if error else FileStat(mode, size)
 
     def _send_small(self, head: bytes, file: int, size: int, done: bytes) -> None:
         """Send a file of one DATA packet, its head and its end in one piece."""
@@ -368,9 +352,9 @@ class AdbTransport:
                 sizes.append(size)
             session.finish()
             if check:
-                v2 = "stat_v2" in self._all_features(deadline)
+                self._require("stat_v2", deadline)
                 for item, size in zip(items, sizes, strict=True):
-                    self._check(session.stat(item.remote, v2=v2), item.remote, size, v2=v2)
+                    self._check(session.stat(item.remote), item.remote, size)
         return sum(sizes)
 
     def receive(
@@ -460,11 +444,10 @@ class AdbTransport:
             session = SyncSession(connection)
             yield session
 
-    def _check(self, stat: FileStat | None, remote: str, sent: int, *, v2: bool) -> None:
+    def _check(self, stat: FileStat | None, remote: str, sent: int) -> None:
         """Compare the size of a file on the device with the one sent."""
-        size = sent if v2 else sent & 0xFFFFFFFF
         # A link is followed by the push, but not by the stat.
-        if stat is None or (stat.is_file and stat.size != size):
+        if stat is None or (stat.is_file and stat.size != sent):
             arrival = "no file" if stat is None else f"{stat.size} bytes"
             reason = f"{arrival} arrived of the {sent} bytes sent"
             raise DeviceTransferError(self.serial, remote, reason)
@@ -488,15 +471,12 @@ class AdbTransport:
             return DeviceFullError(self.serial, path, None, None)
         return DeviceTransferError(self.serial, path or action, reason)
 
-    def _all_features(self, deadline: Deadline) -> frozenset[str]:
+    def _require(self, feature: str, deadline: Deadline) -> None:
         if self._features is None:
             self._features = device_features(self.server, self._serial, deadline)
-        return self._features
-
-    def _require(self, feature: str, deadline: Deadline) -> None:
-        if feature not in self._all_features(deadline):
+        if feature not in self._features:
             self._features = None
-            raise FailReply(f"the device lacks {feature}: Android 7 or later is needed")
+            raise FailReply(f"the device lacks {feature}: Android 8 or later is needed")
 
 
 class _Kind(enum.IntEnum):

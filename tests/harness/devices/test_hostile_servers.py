@@ -85,7 +85,7 @@ def test_a_device_sends_no_impossible_piece(serve: Serve, answer: bytes) -> None
         Connection(serve(answer, b"x" * 4096), Deadline(60)) as connection,
         pytest.raises(FailReply, match=r"plausible|the device sent"),
     ):
-        SyncSession(connection).receive("/x", io.BytesIO())
+        SyncSession(connection).receive_many(["/x"], [contextlib.nullcontext(io.BytesIO())])
 
 
 def test_a_file_without_end_ends_with_the_deadline(serve: Serve) -> None:
@@ -94,7 +94,7 @@ def test_a_file_without_end_ends_with_the_deadline(serve: Serve) -> None:
         Connection(serve(b"", pieces, 0.01), Deadline(0.5)) as connection,
         pytest.raises(DeadlineExceeded),
     ):
-        SyncSession(connection).receive("/x", io.BytesIO())
+        SyncSession(connection).receive_many(["/x"], [contextlib.nullcontext(io.BytesIO())])
 
 
 @pytest.mark.needs("openssh-client", "plugins.ssh_devices")

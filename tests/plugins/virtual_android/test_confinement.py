@@ -372,7 +372,7 @@ def test_transfers_find_no_way_out(victim: Victim, adb: Adb, adb_server: AdbServ
     for way in _PATHS:
         path, pulled = _filled(victim, way), io.BytesIO()
         with _sync(adb_server, victim) as (session, _), contextlib.suppress(FailReply):
-            session.receive(path, pulled)
+            session.receive_many([path], [contextlib.nullcontext(pulled)])
         assert SECRET.encode() not in pulled.getvalue(), way
         with _sync(adb_server, victim) as (session, _), tempfile.TemporaryFile() as pushed:
             pushed.write(b"pushed")
@@ -384,8 +384,8 @@ def test_transfers_find_no_way_out(victim: Victim, adb: Adb, adb_server: AdbServ
         if "{file}" in way:
             with _sync(adb_server, victim) as (session, connection):
                 # The device may have got a file of its own there: a push makes the folders above.
-                if session.stat(path, v2=False) is not None:
-                    session.receive(path, own := io.BytesIO())
+                if session.stat(path) is not None:
+                    session.receive_many([path], [contextlib.nullcontext(own := io.BytesIO())])
                     assert own.getvalue() == b"pushed", way
                 assert b"socket" not in _listed(connection, str(Path(path).parent)), way
 

@@ -1,5 +1,6 @@
 """Connections to a real adb server whose time is over, or whose user interrupts, at any point."""
 
+import contextlib
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -34,8 +35,8 @@ def _by_sync(server: AdbServer, serial: str, deadline: Deadline) -> None:
         session = SyncSession(connection)
         session.send(source, "/data/local/tmp/struck", mode=0o644, mtime=1)
         session.finish()
-        assert session.stat("/data/local/tmp/struck", v2=True) is not None
-        session.receive("/data/local/tmp/struck", io.BytesIO())
+        assert session.stat("/data/local/tmp/struck") is not None
+        session.receive_many(["/data/local/tmp/struck"], [contextlib.nullcontext(io.BytesIO())])
 
 
 @FAILURES
