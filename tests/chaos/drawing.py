@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from plugins.virtual_android.faults import (
-    ALWAYS,
-    Babble,
     Corrupt,
     Drop,
     Full,
@@ -23,8 +21,8 @@ from plugins.virtual_android.faults import (
     When,
 )
 
-Scene = Literal["push", "run", "genie", "lease", "ledgers", "hang", "hostile"]
-ActKind = Literal["adb_kill", "kill", "terminate", "suspend", "release", "hang"]
+Scene = Literal["push", "run", "genie", "lease", "ledgers"]
+ActKind = Literal["adb_kill", "kill", "terminate", "suspend", "release"]
 T = TypeVar("T")
 
 DEVICES = 2
@@ -38,8 +36,6 @@ _WHEN: dict[Scene, tuple[When, ...]] = {
     "genie": ("any", "push", "shell", "run", "run"),
     "lease": ("any", "shell", "shell", "forward"),
     "ledgers": ("any", "shell", "shell", "forward"),
-    "hang": ("any", "shell"),
-    "hostile": ("any",),
 }
 _RUNNER_WHEN: dict[Scene, When] = {
     "run": "shell",
@@ -56,20 +52,10 @@ _KINDS: dict[Scene, str] = {
     "lease": "drop stall reboot power runner slow adb_kill kill kill suspend suspend release"
     " release",
     "ledgers": "drop stall reboot power runner slow adb_kill kill kill suspend suspend",
-    "hang": "throttle slow adb_kill kill suspend release",
-    "hostile": "garbage garbage garbage endless silent",
 }
-_ACTS: tuple[ActKind, ...] = ("adb_kill", "kill", "terminate", "suspend", "release", "hang")
-_SCENES: dict[Scene, int] = {
-    "push": 30, "run": 31, "lease": 21, "ledgers": 8, "genie": 4, "hang": 3, "hostile": 3,
-}  # fmt: skip
-_SEVERAL = {"lease", "ledgers", "hang", "hostile"}
-_HOSTILE: dict[str, InjectedFault] = {
-    "garbage": Babble(count=ALWAYS, bytes=300, match=TOKEN),
-    "endless": Babble(count=ALWAYS, bytes=math.inf),
-    "silent": Stall(count=ALWAYS),
-}
-"""What the first device of the scene `hostile` does."""
+_ACTS: tuple[ActKind, ...] = ("adb_kill", "kill", "terminate", "suspend", "release")
+_SCENES: dict[Scene, int] = {"push": 30, "run": 31, "lease": 21, "ledgers": 8, "genie": 4}
+_SEVERAL = {"lease", "ledgers"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +122,10 @@ def draw(seed: int, number: int) -> Case:
     actors = chance.randint(2, 3) if scene in _SEVERAL else 1
     faults: list[tuple[int, InjectedFault]] = []
     acts: list[HostAct] = []
-    if scene == "hang":
-        acts.append(HostAct("hang", 0.0))
-    count = 1 if scene == "hostile" else chance.choices([1, 2, 3], [60, 30, 10])[0]
-    for _ in range(count - len(acts)):
+    for _ in range(chance.choices([1, 2, 3], [60, 30, 10])[0]):
         kind = chance.choice(_KINDS[scene].split())
         if kind in _ACTS:
             acts.append(_act(chance, kind, actors))
-        elif scene == "hostile":
-            faults.append((0, _HOSTILE[kind]))
         else:
             faults.append((_device(chance, scene), _fault(chance, kind, scene)))
     calm_s = chance.uniform(3.0, 7.0)

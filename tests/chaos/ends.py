@@ -53,8 +53,6 @@ EXPLAINED: Final[Mapping[str, Mapping[str, str]]] = {
     "adb_kill": {"AdbServerError": "adb server"} | _GONE,
     "suspend": {"LeaseLostError": "is lost"} | _LATE,
     "release": {"LeaseLostError": "took it back"},
-    "hang": _LATE,
-    "babble": _LATE | _GONE | {"RuntimeOutputError": "it answered"},
 }
 """The types of errors that name a fault, each with a pattern of what its text says then."""
 

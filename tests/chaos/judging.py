@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType, ModuleType
 
 from harness.errors import HarnessError
-from tests.chaos import aftermath, blame_scene, lease_scene, push_scene, run_scene
+from tests.chaos import aftermath, lease_scene, push_scene, run_scene
 from tests.chaos.actors import Actor, Tell, conduct
 from tests.chaos.drawing import DEVICES, Case, HostAct, Scene, draw
 from tests.chaos.ends import End, unexplained
@@ -24,8 +24,6 @@ _SCENES: Mapping[Scene, ModuleType] = MappingProxyType(
         "genie": run_scene,
         "lease": lease_scene,
         "ledgers": lease_scene,
-        "hang": blame_scene,
-        "hostile": blame_scene,
     }
 )
 
@@ -133,7 +131,7 @@ def _performing(
             lab.kill_adb()
         elif actor.ended:
             return
-        elif act.kind != "hang":  # that is what the actor does by itself
+        else:
             numbers = {
                 "kill": signal.SIGKILL,
                 "terminate": signal.SIGTERM,

@@ -280,15 +280,12 @@ def test_a_claim_that_was_overtaken_ends_nothing_of_the_greater_one(
         held.wait()
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_claims_of_a_new_device_at_the_same_time_agree_on_its_id(
-    device: DeviceShell, number: int
-) -> None:
+def test_claims_of_a_new_device_at_the_same_time_agree_on_its_id(device: DeviceShell) -> None:
     def one(token: int) -> str:
         return device.run("fence.sh", device.work_root, "claim", str(token), HOLDER).stdout
 
     with ThreadPoolExecutor(8) as threads:
-        said = list(threads.map(one, range(10 * number + 1, 10 * number + 9)))
+        said = list(threads.map(one, range(1, 9)))
     ids = {match[2] for line in said if (match := _LINE.fullmatch(line))}
     assert ids == {(device.work_root / "fence" / "id").read_text().strip()}
 

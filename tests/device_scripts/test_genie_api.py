@@ -55,19 +55,6 @@ def test_a_refused_configuration_prints_genies_reason(
     assert "[BEGIN]" not in done.stdout
 
 
-def test_version_log_and_profile_without_a_model(runner: Runner, tmp_path: Path) -> None:
-    (tmp_path / "s").write_text(
-        "version\nlog create l info\nprofile create p\nprofile save p p.json\nls\n"
-    )
-    done = runner.run("genie_app.py", "-s", "s", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].startswith("Using libGenie.so version 1.")
-    assert done.stdout.splitlines()[-2:] == ["log l", "profile p"]
-    assert (
-        json.loads((tmp_path / "p.json").read_text())["header"]["artifact_type"] == "GENIE_PROFILE"
-    )
-
-
 def test_an_emulator_s_process_keeps_to_one_cpu(runner: Runner) -> None:
     """Threads of the emulator wait busily wherever they find another."""
     program = "import genie_api, os; genie_api.Genie(); print(len(os.sched_getaffinity(0)))"

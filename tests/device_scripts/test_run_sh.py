@@ -74,13 +74,6 @@ def test_the_end_of_the_command_is_told(
     assert outcome(done.stdout)[:2] == (str(status), str(signal_number))
 
 
-def test_a_command_that_is_not_there(device: DeviceShell) -> None:
-    run_dir = device.make_run()
-    done = device.run("run.sh", run_dir, "20", "log", "--", "no such program")
-    assert done.returncode == 127
-    assert "no such program" in (run_dir / "log").read_text()
-
-
 def test_a_hung_command_that_ignores_term_is_killed_with_its_children(device: DeviceShell) -> None:
     run_dir = device.make_run()
     escaped = """(setsid sh -c 'trap "" TERM; sleep 301' &)"""

@@ -133,12 +133,11 @@ def most_memory(run_dir: Path) -> int:
     return max(pages, default=0) * os.sysconf("SC_PAGESIZE")
 
 
-def holding(mib: int) -> str:
-    """A program that holds so much memory until a file `over` is made beside it."""
-    return (
-        f"import os, time; held = bytearray({mib} << 20)\n"
-        'while not os.path.exists("over"): time.sleep(0.02)'
-    )
+_HOLDING = """\
+import os, time; held = bytearray(90 << 20)
+while not os.path.exists("over"): time.sleep(0.02)
+"""
+"""A program that holds memory until a file `over` is made beside it."""
 
 
 @contextmanager
@@ -157,7 +156,8 @@ def test_a_run_is_sampled_from_its_begin_to_its_end(device: DeviceShell, sysfs: 
     run_dir = arm(device)
     temperature = sysfs / "class/thermal/thermal_zone1/temp"
     began = time.monotonic()
-    with held(device, run_dir, [sys.executable, "-S", "-c", holding(90)]):
+    child = f"exec 3>&1; '{sys.executable}' -S -c '{_HOLDING}'; true"
+    with held(device, run_dir, ["sh", "-c", child]):
         wait_for(lambda: most_memory(run_dir) > 90 << 20)
         temperature.write_text("61000")
         wait_for(lambda: any(" 61000" in line for line in samples_of(run_dir)))
@@ -192,13 +192,6 @@ def test_a_run_that_was_not_armed_is_not_sampled(device: DeviceShell, sysfs: Pat
     assert not (run_dir / ".qnnfarm/telemetry").exists()
 
 
-def test_the_memory_of_a_child_is_that_of_the_run(device: DeviceShell, sysfs: Path) -> None:
-    run_dir = arm(device)
-    shell = f"exec 3>&1; '{sys.executable}' -S -c '{holding(120)}'; true"
-    with held(device, run_dir, ["sh", "-c", shell]):
-        wait_for(lambda: most_memory(run_dir) > 120 << 20)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_it_ends_with_run_sh(device: DeviceShell, sysfs: Path, number: signal.Signals) -> None:
     run_dir = arm(device)
@@ -210,17 +203,6 @@ def test_it_ends_with_run_sh(device: DeviceShell, sysfs: Path, number: signal.Si
     ends = {"stopped", "exited"} if number == signal.SIGTERM else {"orphaned"}
     assert end_of(run_dir)[0] in ends
     assert device.run("cleanup.sh", "-k", run_dir).returncode == 0
-    assert marked_processes(run_dir) == []
-
-
-def test_it_ends_with_a_run_that_is_killed_by_its_time_limit(
-    device: DeviceShell, sysfs: Path
-) -> None:
-    run_dir = arm(device)
-    done = device.run("run.sh", run_dir, "4", "log", "--", "sleep", "312")
-    assert done.returncode == 124
-    assert "leftover=0" in done.stdout
-    assert end_of(run_dir)[0] in {"exited", "stopped"}
     assert marked_processes(run_dir) == []
 
 

@@ -128,14 +128,14 @@ def test_output_comes_as_it_is_written(any_device: Device) -> None:
     assert (results[0].exit_status, results[0].stdout, results[0].stderr) == (5, "out\n", "err\n")
 
 
-_TIMES_S = (2, 16, 128)
+_TIMES_S = (0.5, 4, 32, 256)
 """As long as the machine takes to begin within them."""
 
 
 def test_a_timeout_kills_all_of_it(any_device: Device) -> None:
     for timeout_s in _TIMES_S:
         family = _Family()
-        with pytest.raises(DeviceTimeoutError, match=rf" {timeout_s} s"):
+        with pytest.raises(DeviceTimeoutError, match=rf" {timeout_s:g} s"):
             any_device.stream(_FAMILY, on_output=family, timeout_s=timeout_s)
         _wait_until_gone(any_device, *family.pids)
         if len(family.pids) == 2:
@@ -143,13 +143,12 @@ def test_a_timeout_kills_all_of_it(any_device: Device) -> None:
     pytest.fail("it never began")
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
-def test_whatever_ends_it_kills_all_of_it(any_device: Device, kind: type[BaseException]) -> None:
+def test_whatever_ends_it_kills_all_of_it(any_device: Device) -> None:
     def fail() -> None:
-        raise kind
+        raise KeyboardInterrupt
 
     family = _Family(fail)
-    with pytest.raises(kind):
+    with pytest.raises(KeyboardInterrupt):
         any_device.stream(_FAMILY, on_output=family, timeout_s=60)
     _wait_until_gone(any_device, *family.pids)
 
@@ -282,17 +281,3 @@ def test_a_port_of_the_device(any_device: Device) -> None:
     for remote in ("tcp:0", "tcp:70000", "tcp:1;tcp:2", "localabstract:x", f"tcp:{port}\n"):
         with pytest.raises(ValueError, match="is not tcp:PORT"), any_device.forward(remote):
             pass
-
-
-def test_threads_share_a_device(any_device: Device) -> None:
-    answers: dict[int, str] = {}
-
-    def ask(number: int) -> None:
-        answers[number] = any_device.shell(f"echo {number}").stdout
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == {number: f"{number}\n" for number in range(6)}

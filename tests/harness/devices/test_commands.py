@@ -1,14 +1,12 @@
 """Commands for a shell, and what is kept of their output."""
 
 import shlex
-import subprocess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.devices.commands import BoundedOutput, command_line
-from tests.system import program
 
 
 @given(st.lists(st.binary(max_size=80), max_size=30), st.integers(2, 60))
@@ -23,16 +21,6 @@ def test_output_is_bounded_and_what_is_missing_is_counted(pieces: list[bytes], l
     else:
         assert output.dropped == len(whole) - 2 * (limit // 2)
         assert f"{output.dropped} bytes left out" in text
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), min_size=1, max_size=5)
-)
-def test_words_survive_mksh(words: list[str]) -> None:
-    line = command_line(["printf", "%s\\0", *words], {"V": "a'b\n$(false)"})
-    output = subprocess.run([program("mksh"), "-c", line], capture_output=True, check=True).stdout
-    assert output == b"".join(word.encode() + b"\0" for word in words)
 
 
 def test_what_no_command_can_hold() -> None:

@@ -40,14 +40,6 @@ def test_every_type_with_its_state(
     assert all(one.error for one in found[3:])
 
 
-def test_all_of_a_server(adb_server: AdbServer, virtual_device: Device) -> None:
-    with Devices(server=adb_server) as devices:
-        found = {one.serial: one for one in inventory.all_of(devices, timeout_s=120)}
-    mine = found[virtual_device.serial]
-    assert (str(mine.spec), mine.state, mine.error) == ("virtual:shared", "device", "")
-    assert mine.properties is not None
-
-
 def test_a_server_that_forgot_the_running_devices_is_connected_to_them(
     adb_server: AdbServer, make_virtual_device: MakeDevice
 ) -> None:

@@ -62,7 +62,6 @@ def test_a_time_limit_says_nothing_about_a_device_that_answers(bench: Bench) -> 
     assert "not counted: DeviceTimeoutError: cell-8: it crashed; it answered" in _told(bench, "a")
 
 
-@on_each_database
 def test_work_that_fails_alike_on_two_devices_counts_against_itself(bench: Bench) -> None:
     bench.add("a", "b")
     assert _fail(bench, "a", _crash(_work(bench))) == ""
@@ -142,7 +141,6 @@ def test_work_that_ended_well_elsewhere_accuses_the_device(bench: Bench) -> None
     assert bench.state("a") == "quarantined"
 
 
-@on_each_database
 def test_one_work_counts_once_in_a_row(bench: Bench) -> None:
     bench.add("a")
     for _ in range(5):
@@ -191,7 +189,6 @@ def test_unnamed_failures_are_not_compared(bench: Bench) -> None:
     assert (bench.state("a"), bench.state("b")) == ("quarantined", "quarantined")
 
 
-@on_each_database
 def test_what_other_users_wrote_into_the_ledger_reaches_nobody_raw(bench: Bench) -> None:
     bench.add("a", "b")
     bench.sql("UPDATE pool_devices SET name = :name WHERE key = 'a'", name="p\x1b[31m1\n")

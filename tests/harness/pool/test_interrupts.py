@@ -20,7 +20,7 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceLostError, LedgerError
 from harness.pool.context import PoolContext
 from harness.pool.fence import Fence
-from harness.pool.lease import Lease, LeasedDevice
+from harness.pool.lease import Lease
 from harness.pool.members import Member
 from harness.pool.pool import Acquisition
 from harness.pool.records import LeaseRow
@@ -154,13 +154,3 @@ def test_a_grant_whose_report_fails_is_given_back(
     with pytest.raises(LedgerError):
         acquire(context)
     assert not context.heartbeat.active
-
-
-def test_a_lease_has_its_devices_and_a_raised_token(bench: Bench, claims: HandClaim) -> None:
-    bench.add("a", "b")
-    claims.higher = 700
-    lease = acquire(bench.context(), "ab")
-    assert lease.token == 701
-    assert {type(device) for device in lease.devices} == {LeasedDevice}
-    lease.check()
-    lease.release()

@@ -42,7 +42,7 @@ from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from plugins.virtual_android import manager
 from plugins.virtual_android.faults import ALWAYS, Stall
-from plugins.virtual_android.folder import load_record, save_record
+from plugins.virtual_android.folder import DeviceRecord, new_record
 from tests.command_line import Started
 from tests.harness.pool.conftest import close
 
@@ -129,14 +129,14 @@ def test_one_device_under_two_names_is_leased_once(
 
 
 def test_two_devices_with_one_serial_number_do_not_share_an_entry(
-    adb_server: AdbServer, tmp_path: Path
+    adb_server: AdbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def drawn(name: str, soc: str, size: int | None, *, unconfined: bool) -> DeviceRecord:
+        record = new_record(name, soc, size, unconfined=unconfined)
+        return replace(record, serial_number="SAME4711")
+
+    monkeypatch.setattr(manager, "new_record", drawn)
     names = [f"twin{number}{secrets.token_hex(3)}" for number in range(2)]
-    for name in names:
-        manager.start(name, "SM8750")
-        manager.stop(name)
-        record = load_record(folder := manager.get(name).root.parent)
-        save_record(folder, replace(record, serial_number="SAME4711"))
     serials = [manager.start(name, "SM8750").serial for name in names]
     try:
         for serial in serials:

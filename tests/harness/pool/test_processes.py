@@ -80,14 +80,6 @@ def test_contending_processes_are_each_served_once(tmp_path: Path, ledger: Ledge
     assert ledger.waiting() == []
 
 
-def test_of_one_device_the_grants_come_in_the_order_of_the_tickets(
-    tmp_path: Path, ledger: Ledger
-) -> None:
-    processes = [start(tmp_path, rounds=5, devices=1) for _ in range(3)]
-    by_ticket = [token for _, token in sorted(served(processes))]
-    assert by_ticket == sorted(by_ticket)
-
-
 def test_a_killed_process_in_a_transaction_leaves_the_ledger_whole(
     tmp_path: Path, ledger: Ledger
 ) -> None:

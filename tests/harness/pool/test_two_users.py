@@ -251,26 +251,6 @@ print(has_ended(me), *(has_ended(replace(me, pid=p, started=started)) for p in (
         alive.wait()
 
 
-def test_virtual_devices_of_two_users_are_two_devices(users: TwoUsers) -> None:
-    """Each user's `virtual:alpha` is a device of its own."""
-    record = """
-import os, sys
-from harness.clock import SystemClock
-from harness.pool.database import Database
-from harness.pool.config import QuarantineConfig
-from harness.pool.ledger import Ledger
-from harness.pool.records import Facts
-database = Database(os.environ["QNNFARM_LEDGER"])
-ledger = Ledger(database, SystemClock(), ttl_s=30, rule=QuarantineConfig())
-ledger.record_found(sys.argv[1], "alpha", "virtual:alpha", Facts())
-ledger.record_found("hardware:R5", "phone", "android:R5", Facts())
-print(*sorted(ledger.keys_of(["virtual:alpha", "android:R5"]).values()))
-"""
-    for user in (ANN, BOB, ANN):
-        found = users.run(user, record, f"hardware:of-{user}")
-        assert found == f"hardware:R5 hardware:of-{user}\n"
-
-
 def test_a_work_root_of_another_user_is_not_taken_from_the_ledger(
     users: TwoUsers, postgresql_server: PostgresqlServer
 ) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,34 +60,20 @@ def lab(
     kill_server(address)
 
 
-def test_the_same_server_is_asked_for_devices_and_used_for_them(lab: Lab) -> None:
-    opener = lab.opener()
-    try:
+def test_its_adb_server_is_asked_for_devices_and_restarted_where_that_is_allowed(lab: Lab) -> None:
+    with closing(lab.opener()) as opener:
         (spec,) = opener.discover(DeviceEntry(discover="adb", host="farm"))
         assert spec == DeviceSpec("android", f"{lab.serial}@farm")
-        assert opener.open(Member("one", spec)).shell("echo here").stdout == "here\n"
-    finally:
-        opener.close()
-    assert lab.ssh.log.read_text().count("Accepted publickey") == 1
-
-
-def test_its_adb_server_is_restarted_where_that_is_allowed(lab: Lab) -> None:
-    member = Member("one", DeviceSpec("android", f"{lab.serial}@farm"))
-    opener = lab.opener()
-    try:
-        opener.open(member)
+        member = Member("one", spec)
+        assert opener.open(member).shell("echo here").stdout == "here\n"
+        assert lab.ssh.log.read_text().count("Accepted publickey") == 1
         with pytest.raises(PoolError, match="does not say that it is ours"):
             opener.restart_server(member)
         assert resolve_server(lab.server.address).state(lab.serial) == "device"
-    finally:
-        opener.close()
-    opener = lab.opener("{farm: {adb_server_ours: true}}")
-    try:
+    with closing(lab.opener("{farm: {adb_server_ours: true}}")) as opener:
         opener.open(member)
         opener.restart_server(member)
         # The new one knows no device: those by TCP are connected to when they are used again.
         assert resolve_server(lab.server.address).devices() == []
         opener.forget(member)
         assert opener.open(member).shell("echo back").stdout == "back\n"
-    finally:
-        opener.close()
