@@ -54,23 +54,3 @@ def test_make_names_the_command_that_sets_a_clone_up() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "there is no nowhere/python: `make setup` makes it" in done.stderr
-
-
-def test_downloads_are_told_and_what_is_there_is_not(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    lines = (
-        "Requirement already satisfied: rich in ./lib",
-        "Collecting onnx>=1.19",
-        "  Downloading onnx-1.23.2-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (8 kB)",
-        "  Downloading onnx-1.23.2-cp311-cp311-manylinux_2_28_x86_64.whl (8.9 MB)",
-        f"Installing collected packages: {'onnx, ' * 200}",
-    )
-    pip = tmp_path / "python"
-    pip.write_text("#!/bin/sh\n" + "\n".join(f"echo '{line}'" for line in lines) + "\nexit 3\n")
-    pip.chmod(0o755)
-    assert set_up._install_project(str(pip)) == 3
-    _, wheel, installing = capfd.readouterr().out.splitlines()
-    assert wheel == f"  {lines[3].strip()}"
-    assert installing.startswith("  Installing collected")
-    assert len(installing) <= 102

@@ -7,7 +7,6 @@ where they can, such a test fails instead of skipping. Standard library only.
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,6 @@ _ROOT = Path(__file__).resolve().parents[1]
 _VENV = _ROOT / ".venv"
 _OLDEST = (3, 11)
 _SET_UP = "--set-up"
-_PROGRESS = re.compile(r" *(Downloading|Using cached|Building|Installing)(?!.*\.metadata)")
 _TAKES = "Setting up takes some minutes the first time; the tests about eight on two idle cores."
 PACKAGES_VARIABLE = "QNNFARM_TEST_PACKAGES"
 """Set to `installed`: a test whose system package is missing fails."""
@@ -61,15 +59,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _install_project(python: str) -> int:
-    """Return pip's exit status; its downloads are printed, and not what is there already."""
+    """Return pip's exit status."""
     print("Installing the project and its tests into .venv", flush=True)
-    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
-    command = [*pip, "--editable", ".[test]"]
-    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout or ():
-            if _PROGRESS.match(line):
-                print(f"  {line.strip():.100}", flush=True)
-    return process.returncode
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    return subprocess.run([*pip, "--editable", ".[test]"], cwd=_ROOT, check=False).returncode
 
 
 def _install(packages: Sequence[str]) -> bool:

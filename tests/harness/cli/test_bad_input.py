@@ -1,6 +1,5 @@
 """What users see of a build that cannot be, or is ended: one line, and nothing half-written."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 from suites.models import tiny_llama
 from tests.buildlib.model_folders import copy_of_export
 from tests.command_line import Done, Started
-from tests.harness.cli.conftest import Run
 
 SHAPE = ("--target", "SM8750:emulator", "--ar", "1,8", "--cl", "24", "--splits", "1")
 NO_COMPILER = """
@@ -79,21 +77,6 @@ def test_a_disk_that_is_too_small_is_told_before_the_first_stage(full: str, tmp_
     *before, said = done.stderr.splitlines()
     assert re.search("about [0-9]+ MiB are needed and 0 MiB free", said)
     assert not before
-
-
-@pytest.mark.needs("libatomic1")
-def test_a_bad_file_is_one_line(qnnfarm: Run, model: Path, tmp_path: Path) -> None:
-    (model / "model.data").unlink()
-    config = json.loads((model / "config.json").read_text()) | {"model_type": "newcomer"}
-    (model / "config.json").write_text(json.dumps(config | {"architectures": ["NewcomerLM"]}))
-    out, cache = tmp_path / "out", tmp_path / "cache"
-    done = qnnfarm("build", model, *SHAPE, "--out", out, QNNFARM_CACHE_DIR=str(cache))
-    assert done.returncode == 2
-    warning, error = done.stderr.splitlines()
-    assert warning.startswith("qnnfarm: warning: model is of no known family")
-    reason = "its weights file 'model.data' is missing"
-    assert error == f"qnnfarm: cannot use model {model}/model.onnx: {reason}"
-    assert not out.exists()
 
 
 def test_a_machine_without_the_compiler(model: Path, tmp_path: Path) -> None:

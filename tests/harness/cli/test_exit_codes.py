@@ -3,8 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from harness.errors import BAD, GOOD, MEANINGS, NO_ANSWER
 from harness.results.verdicts import Verdict, verdict_exit_code
 from suites.models import tiny_llama
 from tests.buildlib.op_packages import PROVIDER
-from tests.command_line import Started
+from tests.command_line import Started, start
 from tests.harness.cli.conftest import Run
 from tests.harness.cli.test_bad_input import MAIN, NO_COMPILER
 from tests.harness.cli.test_commands import all_commands
@@ -29,7 +27,7 @@ FILES = {
     "good.yaml": f"name: good\n{_PLAN}[{{kind: command, command: ['true']}}]",
     "bad.yaml": f"name: bad\n{_PLAN}[{{kind: command, command: ['false']}}]",
     "nowhere.yaml": "name: nowhere\ndevices: [{soc: SM8650}]\n"
-    f"{_PLAN}[{{kind: command, command: ['true']}}]",
+    + f"{_PLAN}[{{kind: command, command: ['true']}}]".replace("lease_s: 5", "lease_s: 0.5"),
     "unclosed.yaml": "speculative_config: {draft_len: 6",
     "twice.yaml": "max_workers: 1\nmax_workers: 2",
     "lost.yaml": "speculative_config: {ssd_tensor_file: none.pt, branches: [2]}",
@@ -248,14 +246,19 @@ def test_an_answer_that_nobody_reads_is_none(tmp_path: Path) -> None:
     """Its reader has left, as `true` does behind a pipe, or its disk is full."""
     reader, pipe = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "harness.cli"]
-    wrong = subprocess.run([*command, "bnech"], stderr=pipe, check=False)
-    assert wrong.returncode == NO_ANSWER
-    with (tmp_path / "err").open("wb") as err, Path("/dev/full").open("wb") as full:
-        left = subprocess.run([*command, "explain", "-6"], stdout=pipe, stderr=err, check=False)
-        spilt = subprocess.run([*command, "--version"], stdout=full, stderr=err, check=False)
-    os.close(pipe)
-    assert (left.returncode, spilt.returncode) == (NO_ANSWER, NO_ANSWER)
+    with (
+        os.fdopen(pipe, "wb") as left,
+        (tmp_path / "err").open("wb") as err,
+        Path("/dev/full").open("wb", buffering=0) as full,
+    ):
+        for words, streams in (
+            (["bnech"], (err, left)),
+            (["explain", "-6"], (left, err)),
+            (["--version"], (full, err)),
+        ):
+            process = start(words, cwd=tmp_path, env=os.environ, streams=streams)
+            process.join(250)
+            assert process.exitcode == NO_ANSWER, words
     assert (tmp_path / "err").read_text() == "qnnfarm: the system: No space left on device\n"
 
 

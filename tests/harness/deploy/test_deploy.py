@@ -2,7 +2,6 @@
 
 import secrets
 import shlex
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from harness.deploy.deployment import DeployFile
 from harness.deploy.scripts import installed_scripts
 from harness.devices.device import Device
 from harness.errors import DeviceCommandError, HostFileError
-from tests.command_line import Started
 from tests.system import program
 
 RandomFile = Callable[[int], Path]
@@ -152,26 +150,3 @@ def test_removing_a_run_ends_what_runs_in_it(
     assert mark not in _commands(virtual_device)
     assert run_id not in virtual_device.shell(f"ls {virtual_device.work_root}/runs").stdout
     remove_run(virtual_device, run_id)
-
-
-def test_processes_that_deploy_the_same_at_the_same_time(
-    virtual_device: Device, random_file: RandomFile
-) -> None:
-    files = [random_file(3_000_000) for _ in range(3)]
-    code = (
-        "import sys; from pathlib import Path; from harness.deploy.deploy import *;"
-        "from harness.devices.adb.discovery import open_device; d = open_device(sys.argv[1]);"
-        "files = {p.name: p for p in map(Path, sys.argv[3:])};"
-        "r = deploy(d, files, run_id=sys.argv[2]); print(d.shell(['sh', '-c', 'cd ' + r.run_dir"
-        " + ' && sha256sum *']).stdout); remove_run(d, sys.argv[2])"
-    )
-    running = [
-        Started("-c", code, virtual_device.serial, f"race-{number}", *files) for number in range(3)
-    ]
-    outputs = {process.communicate(timeout=250)[0] for process in running}
-    assert [process.returncode for process in running] == [0, 0, 0]
-    assert len(outputs) == 1
-    expected = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
-    for line in expected.stdout.splitlines():
-        assert line.split()[0] in next(iter(outputs))
-    assert virtual_device.shell(f"ls -A {virtual_device.work_root}/incoming").stdout == ""

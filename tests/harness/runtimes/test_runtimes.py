@@ -81,22 +81,6 @@ def test_a_file_that_the_device_cannot_load_is_refused_before_any_push(
     assert hashlib.sha256(library.read_bytes()).hexdigest() not in held
 
 
-def test_nothing_is_deployed_for_what_the_runtime_cannot_do(
-    script: Path, virtual_device: Device, tmp_path: Path
-) -> None:
-    workloads = (Generate.of(prompt="x"), Dialog.of(dialogs=(("x",),)))
-    with (
-        ResultsStore.open(tmp_path / "results.db") as store,
-        Session(virtual_device, registry.open_model(script, "stopwatch")) as session,
-    ):
-        for workload in workloads:
-            with pytest.raises(WrongUseError, match="runtime stopwatch cannot"):
-                workload.run(session, Recording(lambda: store))
-        assert store.list_runs() == ()
-        assert isinstance(session.runtime, StopwatchRuntime)
-        assert session.runtime.deployment is None
-
-
 def test_a_runtime_without_a_text_is_measured_and_told_apart(
     script: Path, virtual_device: Device, tmp_path: Path
 ) -> None:

@@ -161,17 +161,6 @@ def test_a_dialog_chats_as_generate_does_in_each_of_its_conversations(session: S
         Dialog.of(dialogs=(PROMPTS,), chat=True, stop=("x",))
 
 
-@pytest.mark.variant
-@pytest.mark.needs("plugins.diagnosis")
-def test_the_runtime_graph_takes_chats_of_one_prompt(session: Session) -> None:
-    from plugins.diagnosis.graph_runtime import GraphModel
-
-    chat = Generate.of(prompt="In the beginning", chat=True, max_tokens=2)
-    with Session(session.device, GraphModel(session.container)) as graphs:
-        chat.check(graphs.model)
-        assert chat.run(graphs).output.text == chat.run(session).output.text
-
-
 def test_a_single_prompt_is_fed_with_one_bos(session: Session) -> None:
     result = Generate.of(prompt="In the beginning", chat=True, max_tokens=2).run(session).output
     raw = Generate.of(prompt="user: In the beginning\n", max_tokens=2).run(session).output

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from buildlib.builder.stages.package import proposed_sampler
@@ -66,18 +65,6 @@ def changed(dialog_container: GenAIContainer, tmp_path: Path) -> Callable[[Edit]
 @pytest.fixture(scope="module")
 def greedy(session: Session) -> tuple[int, ...]:
     return ids(session, max_tokens=24)
-
-
-@pytest.mark.variant
-def test_seeded_sampling_reproduces_and_top_k_1_is_greedy(
-    session: Session, greedy: tuple[int, ...]
-) -> None:
-    seeded = ids(session, temp=1.5, seed=7)
-    assert seeded == ids(session, temp=1.5, seed=7)
-    assert seeded != greedy[:8]
-    assert seeded != ids(session, temp=1.5, seed=8)
-    assert ids(session, temp=1.5, top_k=1, seed=7) == greedy[:8]
-    assert ids(session, temp=0.0) == greedy[:8]
 
 
 def test_the_proposed_sampler_runs_and_measurements_stay_greedy(
@@ -185,24 +172,6 @@ def test_without_bos_a_prompt_has_its_own_tokens_alone(
     assert runtime.generate(deep).metrics["prompt_tokens"] == later + len(TOKENS)
 
 
-@pytest.mark.variant
-def test_a_sliding_window_generates_twice_the_context(
-    session: Session, changed: Callable[[Edit], str]
-) -> None:
-    def slide(dialog: dict[str, Any]) -> None:
-        dialog["context"] |= {"size": 160, "eos-token": 2}  # the answer has its own end token
-        dialog["engine"]["longcontext"] = {
-            "version": 1,
-            "type": "sliding-window",
-            "reserved-tokens": 4,
-            "sliding-window": {"version": 1, "window-size": 24},
-        }
-
-    assert len(ids(session, max_tokens=128, genie_config=changed(slide))) == 128
-    with pytest.raises(PromptTooLongError):
-        ids(session, max_tokens=128)
-
-
 def test_every_stream_of_a_multistream_dialog(
     session: Session, greedy: tuple[int, ...], changed: Callable[[Edit], str]
 ) -> None:
@@ -264,35 +233,6 @@ def test_an_adapter_beyond_the_ranges_is_told(dialog_container: GenAIContainer) 
     with pytest.warns(ModelWarning, match="red=1 leaves the ranges of the container"):
         check(clipped, 1.0)
     check(clipped, 0.0)
-
-
-def table_of(container: GenAIContainer) -> tuple[np.ndarray, np.ndarray, float, int]:
-    """The container's table, what it means, and its encoding."""
-    embedding = container.genie_config.dialog.embedding
-    assert embedding is not None
-    assert embedding.quant_param is not None
-    assert embedding.lut_path is not None
-    table = np.fromfile(container.files[embedding.lut_path], np.uint16).reshape(-1, embedding.size)
-    scale, offset = embedding.quant_param.scale, int(embedding.quant_param.offset)
-    return table, (table.astype(np.float64) + offset) * scale, scale, offset
-
-
-@pytest.mark.variant
-def test_embeddings_answer_as_their_tokens_do(session: Session, tmp_path: Path) -> None:
-    expected = Generate.of(prompt=TEXT, max_tokens=8).run(session).output.text
-    table, floats, *_ = table_of(session.container)
-    prompt = [0, *TOKENS]  # bos is not put before embeddings
-    np.save(tmp_path / "float.npy", floats[prompt].astype(np.float32))
-    np.save(tmp_path / "native.npy", table[prompt])
-    table[prompt].tofile(tmp_path / "native.raw")
-    for name in ("float.npy", "native.npy", "native.raw"):
-        path = str(tmp_path / name)
-        result = Generate.of(embeddings=path, max_tokens=8).run(session).output
-        assert result.text == expected, name
-        assert result.metrics["prompt_tokens"] == len(prompt)
-    (tmp_path / "half.raw").write_bytes(b"\0" * 81)
-    with pytest.raises(WrongUseError, match="not a number of embeddings of 80 bytes"):
-        Generate.of(embeddings=str(tmp_path / "half.raw")).run(session)
 
 
 def test_lookahead_of_another_configuration_is_refused(
