@@ -4,6 +4,7 @@ import json
 import sqlite3
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from harness.cli.app import build_app
@@ -29,23 +30,30 @@ def test_the_cause_is_in_what_users_of_phones_saw() -> None:
         assert any(text in one.cause for one in first.causes)
 
 
+@pytest.mark.parametrize(
+    ("runtime", "cause"),
+    [("graph", "runtime"), pytest.param("genie", "path", marks=pytest.mark.variant)],
+)
 def test_the_cause_of_a_run_that_a_dsp_refused_is_named(
-    qnnfarm: Run, make_virtual_device: MakeDevice, small_bundle: Path, tmp_path: Path
+    qnnfarm: Run,
+    make_virtual_device: MakeDevice,
+    small_bundle: Path,
+    tmp_path: Path,
+    runtime: str,
+    cause: DspCause,
 ) -> None:
     virtual, device = make_virtual_device()
-    causes: dict[str, DspCause] = {"genie": "path", "graph": "runtime"}
-    for runtime, cause in causes.items():
-        label, text = CAUSES[cause]
-        manager.control(virtual.name).inject(parse_fault(f"dsp:cause={cause}"))
-        db = tmp_path / f"{cause}.db"
-        asked = ("--device", device.serial, "--runtime", runtime, "-p", "8", "-n", "2")
-        done = qnnfarm("bench", small_bundle, *asked, "--db", db)
-        assert done.returncode == BAD, done.stderr
-        assert "killed by signal 6" in done.stderr
-        assert label in done.stderr
-        with sqlite3.connect(db) as store:
-            [(run,)] = store.execute("select id from runs")
-        shown = CliRunner().invoke(build_app(), ["explain", run, "--db", str(db), "--json"])
-        first = json.loads(shown.stdout)[0]
-        assert first["label"] == label
-        assert any(text in one["cause"] for one in first["causes"])
+    label, text = CAUSES[cause]
+    manager.control(virtual.name).inject(parse_fault(f"dsp:cause={cause}"))
+    db = tmp_path / "results.db"
+    asked = ("--device", device.serial, "--runtime", runtime, "-p", "8", "-n", "2")
+    done = qnnfarm("bench", small_bundle, *asked, "--db", db)
+    assert done.returncode == BAD, done.stderr
+    assert "killed by signal 6" in done.stderr
+    assert label in done.stderr
+    with sqlite3.connect(db) as store:
+        [(run,)] = store.execute("select id from runs")
+    shown = CliRunner().invoke(build_app(), ["explain", run, "--db", str(db), "--json"])
+    first = json.loads(shown.stdout)[0]
+    assert first["label"] == label
+    assert any(text in one["cause"] for one in first["causes"])

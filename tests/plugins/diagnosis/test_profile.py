@@ -1,4 +1,4 @@
-"""`qnnfarm profile` on the small container, alone and beside itself."""
+"""`qnnfarm profile` on the small container, here and on a device."""
 
 import json
 from pathlib import Path
@@ -11,19 +11,9 @@ from tests.harness.cli.conftest import Run
 
 
 @pytest.mark.variant
-def test_two_containers_stand_side_by_side_and_a_device_profiles_them(
+def test_a_device_profiles_the_nodes_that_the_emulator_does(
     qnnfarm: Run, small_bundle: Path, virtual_device: Device
 ) -> None:
-    shown = qnnfarm("profile", small_bundle, small_bundle, "--by", "layer", "--repetitions", "1")
-    assert shown.returncode == 0, shown.stderr
-    assert "say nothing about hardware" in shown.stdout
-    (layer,) = {
-        line.split()[0] + line.split()[1] + line.split()[2]
-        for line in shown.stdout.splitlines()
-        if line.startswith("layer_0 ")
-    }
-    nodes = layer.removeprefix("layer_0")
-    assert nodes == nodes[: len(nodes) // 2] * 2  # as many in both
     one = json.loads(qnnfarm("profile", small_bundle, "--json", "--repetitions", "1").stdout)
     (container,) = one["containers"]
     operator = container["graphs"]["ar1_cl192"]["layer_0_up_proj"]

@@ -13,6 +13,7 @@ from plugins.diagnosis.rehearse import check_bundle
 from tests.harness.cli.conftest import Run
 
 
+@pytest.mark.variant
 def test_a_phones_container_runs_without_the_phone(
     qnnfarm: Run, small_model: Path, small_bundle: Path, tmp_path: Path
 ) -> None:

@@ -157,76 +157,68 @@ def opened(plan_file: Path) -> Iterator[SubmittedRun]:
         yield lab.open_run(plan, plan_file)
 
 
-def test_worker_that_was_taken_for_dead_takes_jobs_again(lab: Lab) -> None:
-    plan = lab.plan("true", "true", devices=[{"soc": "SM8650"}])  # no host of the lab has it
-    with opened(plan) as run:
-        run.submit()
-        queue = queue_name(run.cells[0])
+@pytest.fixture
+def run(lab: Lab) -> Iterator[SubmittedRun]:
+    """Two cells for a worker that is this process, as no host of the lab has such a device."""
+    with opened(lab.plan("true", "true", devices=[{"soc": "SM8650"}])) as run:
+        assert run.submit() == 2
         run.jobs.register("h9", 1)
-        lost = run.jobs.fetch(queue)
-        assert lost is not None
-        assert lab.ask("DELETE FROM procrastinate_workers RETURNING true")
-        run.jobs.beat(60)
-        run.jobs.record(lost, CellEnd("failed"))
-        assert run.jobs.ends(run.id) == {}, "it is not its job any more"
-        job = run.jobs.fetch(queue)
-        assert job is not None
-        run.jobs.record(job, CellEnd("begun"))
-        assert set(run.jobs.ends(run.id)) == {job.cell.key}
+        yield run
         run.jobs.unregister()
 
 
-def test_cell_that_ends_while_its_plan_is_submitted_again_runs_once(lab: Lab) -> None:
-    plan = lab.plan("true", devices=[{"soc": "SM8650"}])  # no host of the lab has it
-    with opened(plan) as run, opened(plan) as again:
-        assert run.submit() == 1
-        run.jobs.register("h9", 1)
+def test_worker_that_was_taken_for_dead_takes_jobs_again(lab: Lab, run: SubmittedRun) -> None:
+    queue = queue_name(run.cells[0])
+    lost = run.jobs.fetch(queue)
+    assert lost is not None
+    assert lab.ask("DELETE FROM procrastinate_workers RETURNING true")
+    run.jobs.beat(60)
+    run.jobs.record(lost, CellEnd("failed"))
+    assert run.jobs.ends(run.id) == {}, "it is not its job any more"
+    job = run.jobs.fetch(queue)
+    assert job is not None
+    run.jobs.record(job, CellEnd("begun"))
+    assert set(run.jobs.ends(run.id)) == {job.cell.key}
+
+
+def test_cell_that_ends_while_its_plan_is_submitted_again_runs_once(
+    lab: Lab, run: SubmittedRun
+) -> None:
+    with opened(lab.folder / "plan.yaml") as again:
         job = run.jobs.fetch(queue_name(run.cells[0]))
         assert job is not None
         run.jobs.record(job, CellEnd("done"))
         run.jobs.finish(job, Status.SUCCEEDED)
         assert again.submit() == 0
-        run.jobs.unregister()
 
 
-def test_job_that_a_server_gave_to_nobody_waits_again(lab: Lab) -> None:
+def test_job_that_a_server_gave_to_nobody_waits_again(lab: Lab, run: SubmittedRun) -> None:
     """Its worker lives, but the server went away between giving the job and saying so."""
-    plan = lab.plan("true", "true", devices=[{"soc": "SM8650"}])  # no host of the lab has it
-    with opened(plan) as run:
-        run.submit()
-        queue = queue_name(run.cells[0])
-        run.jobs.register("h9", 1)
-        held = run.jobs.fetch(queue)
-        lab.ask(f"SELECT procrastinate_fetch_job_v2(ARRAY['{queue}'], {run.jobs.worker})")
-        assert held is not None
-        assert lab.statuses() == {"doing": 2}
-        run.jobs.beat(60)
-        assert lab.statuses() == {"doing": 1, "todo": 1}
-        lost = run.jobs.fetch(queue)
-        assert lost is not None
-        assert lost.cell.key != held.cell.key
-        run.jobs.beat(60)
-        assert lab.statuses() == {"doing": 2}
-        run.jobs.finish(lost, Status.SUCCEEDED)
-        lab.ask("UPDATE procrastinate_jobs SET status = 'doing'")
-        run.jobs.beat(60)
-        assert lab.statuses() == {"doing": 1, "todo": 1}, "a server that forgot its end"
-        run.jobs.unregister()
+    queue = queue_name(run.cells[0])
+    held = run.jobs.fetch(queue)
+    lab.ask(f"SELECT procrastinate_fetch_job_v2(ARRAY['{queue}'], {run.jobs.worker})")
+    assert held is not None
+    assert lab.statuses() == {"doing": 2}
+    run.jobs.beat(60)
+    assert lab.statuses() == {"doing": 1, "todo": 1}
+    lost = run.jobs.fetch(queue)
+    assert lost is not None
+    assert lost.cell.key != held.cell.key
+    run.jobs.beat(60)
+    assert lab.statuses() == {"doing": 2}
+    run.jobs.finish(lost, Status.SUCCEEDED)
+    lab.ask("UPDATE procrastinate_jobs SET status = 'doing'")
+    run.jobs.beat(60)
+    assert lab.statuses() == {"doing": 1, "todo": 1}, "a server that forgot its end"
 
 
-def test_cell_of_another_version_fails_and_ends_no_worker(lab: Lab) -> None:
-    with opened(lab.plan("true", devices=[{"soc": "SM8650"}])) as run:
-        run.submit()
-        other = "UPDATE procrastinate_jobs SET args = jsonb_set(args, '{cell}', '\"{}\"')"
-        lab.ask(other)
-        run.jobs.register("h9", 1)
-        assert run.jobs.backlog() == []
-        assert run.jobs.fetch(queue_name(run.cells[0])) is None
-        (end,) = run.jobs.ends(run.id).values()
-        assert (end.status, end.host) == ("failed", "h9")
-        assert "the qnnfarm of this host cannot read it" in end.reason
-        assert lab.statuses() == {"failed": 1}
-        run.jobs.unregister()
+def test_cell_of_another_version_fails_and_ends_no_worker(lab: Lab, run: SubmittedRun) -> None:
+    lab.ask("UPDATE procrastinate_jobs SET args = jsonb_set(args, '{cell}', '\"{}\"')")
+    assert run.jobs.backlog() == []
+    assert run.jobs.fetch(queue_name(run.cells[0])) is None
+    end = run.jobs.ends(run.id)[run.cells[0].key]
+    assert (end.status, end.host) == ("failed", "h9")
+    assert "the qnnfarm of this host cannot read it" in end.reason
 
 
 def test_files_cannot_be_a_lab(tmp_path: Path) -> None:

@@ -78,6 +78,18 @@ def merged(checkpoint: Path, adapter: Path, weight: float, folder: Path) -> Path
     return folder
 
 
+Adapted = tuple[Adapters, Path]
+
+
+@pytest.fixture(scope="module")
+def adapted(
+    tiny_export: Path, make_adapter: MakeAdapter, tmp_path_factory: pytest.TempPathFactory
+) -> Adapted:
+    """An adapter of all modules, and the model with branches for it."""
+    folder = tmp_path_factory.mktemp("adapted")
+    return with_branches(make_adapter(folder / "one", ALL), tiny_export, folder / "lora.onnx")
+
+
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
 def test_the_graph_with_an_adapter_is_the_merged_model(
     weight: float, tiny: Path, tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
@@ -171,10 +183,9 @@ def test_fused_modules_are_taken_apart(
 
 
 def test_branches_survive_arcl_and_quantization(
-    tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
+    tiny_export: Path, adapted: Adapted, tmp_path: Path
 ) -> None:
-    folder = make_adapter(tmp_path / "one", ALL)
-    adapters, model = with_branches(folder, tiny_export, tmp_path / "lora.onnx")
+    adapters, model = adapted
     config = Checkpoint.load(tiny_export).config
     rng = np.random.default_rng(0)
     windows = [rng.integers(2, 300, 96).tolist()]
@@ -196,10 +207,9 @@ def test_branches_survive_arcl_and_quantization(
 
 
 def test_a_second_pass_and_foreign_modules_are_refused(
-    tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
+    adapted: Adapted, tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
-    folder = make_adapter(tmp_path / "one", ALL)
-    adapters, model = with_branches(folder, tiny_export, tmp_path / "lora.onnx")
+    adapters, model = adapted
     with pytest.raises(ModelFileError, match="it has no adapters yet: it takes lora_"):
         LoraBranches(adapters.branches, ALPHA).run(model, tmp_path / "twice.onnx")
     for name, modules, layers, said in (
@@ -371,11 +381,8 @@ def test_modules_are_found_by_what_they_do(tiny_export: Path) -> None:
     assert sorted(node.op_type for node in uses) == ["Mul", "Mul", "Sigmoid", "Sigmoid"]
 
 
-def test_branches_survive_single_head_attention(
-    tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
-) -> None:
-    folder = make_adapter(tmp_path / "one", ALL)
-    adapters, whole = with_branches(folder, tiny_export, tmp_path / "l.onnx")
+def test_branches_survive_single_head_attention(adapted: Adapted, tmp_path: Path) -> None:
+    adapters, whole = adapted
     heads = convert_mha2sha(whole, tmp_path / "sha.onnx")
     feeds = random_feeds(whole) | adapters.tensors("one") | {ALPHA: np.ones(1, np.float32)}
     assert random_feeds(heads).keys() == feeds.keys()
