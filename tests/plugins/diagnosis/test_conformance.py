@@ -23,7 +23,6 @@ from tests.plugins.qairt.qairt_sdk import make_sdk
 
 @pytest.fixture(scope="module")
 def model(one_layer: Path, small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of one layer, with text to calibrate on and to score."""
     folder = shutil.copytree(one_layer, tmp_path_factory.mktemp("conformance") / "model")
     return Path(shutil.copytree(small_model / "text", folder / "text")).parent
 

@@ -90,7 +90,6 @@ def run(model: Path, windows: list[list[int]]) -> np.ndarray:
 
 
 def as_gemms(model: Path, out: Path) -> Path:
-    """Write the dense layers as Gemm, with weights [out, in]."""
     proto = onnx.load(model)
     weights = {each.name: each for each in proto.graph.initializer}
     nodes = []

@@ -36,7 +36,6 @@ def tokens(export: Path) -> list[list[int]]:
 
 
 def write_modules(folder: Path, *kinds: str, pooling: dict[str, object]) -> None:
-    """Write the files by which sentence-transformers tells how a text becomes a vector."""
     names = [f"{number}_{kind}" if number else "" for number, kind in enumerate(kinds)]
     modules = [
         {"idx": number, "name": str(number), "path": name, "type": f"sentence_transformers.{kind}"}
@@ -48,7 +47,6 @@ def write_modules(folder: Path, *kinds: str, pooling: dict[str, object]) -> None
 
 
 def changed(export: Path, folder: Path, change: Change) -> Path:
-    """Write the export with a change."""
     model = onnx.load(export / "model.onnx")
     change(model)
     onnx.save(model, folder / "changed.onnx")

@@ -33,7 +33,6 @@ def session(virtual_device: Device, tiny_bundle: Path) -> Iterator[Session]:
 
 
 def numpy_scores(rows: int) -> list[tuple[float, ...]]:
-    """Log-likelihoods by the model's own NumPy code."""
     folder = tiny_llama.folder()
     architecture, weights = Architecture.load(folder), load_weights(folder)
     tokenizer = load_tokenizer(folder / "tokenizer.json")

@@ -79,7 +79,6 @@ def write_gguf(
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, size: int) -> None:
-    """Add a SentencePiece vocabulary of three special tokens, bytes, and letters."""
     tokens = [*_TOKENS, *(chr(0x100 + number) for number in range(size - 3))]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)

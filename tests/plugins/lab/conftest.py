@@ -13,7 +13,6 @@ __all__ = ["browser", "make_run", "postgresql"]
 
 @pytest.fixture(scope="module")
 def server(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlServer]:
-    """A server with an empty database `lab`."""
     postgresql_server.create("lab")
     yield postgresql_server
     postgresql_server.drop("lab")

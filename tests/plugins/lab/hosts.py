@@ -66,7 +66,6 @@ class Host:
     process: "subprocess.Popen[bytes] | Started | None" = None
 
     def start(self, *, wait: bool = True) -> None:
-        """Start its worker, and wait until it serves."""
         self.folder.mkdir(exist_ok=True)
         (self.folder / "pool.yaml").write_text(POOL.format(host=self.name))
         state = {"QNNFARM_STATE_DIR": str(self.folder), "ANDROID_ADB_SERVER_PORT": str(self.port)}
@@ -108,7 +107,6 @@ class Host:
 
     @property
     def is_up(self) -> bool:
-        """Whether it was started and not killed."""
         return self.process is not None and self.process.poll() is None
 
     def take_down(self) -> None:
@@ -128,7 +126,6 @@ class Host:
 
     @property
     def log(self) -> str:
-        """What its worker said."""
         path = self.folder / "log"
         return path.read_text() if path.exists() else ""
 
@@ -140,7 +137,6 @@ class Host:
             self.process.wait()
 
     def stop(self) -> int | None:
-        """End the worker in order."""
         if self.process is None:
             return None
         self.process.send_signal(signal.SIGTERM)
@@ -149,19 +145,15 @@ class Host:
 
 @dataclass
 class Lab:
-    """Two hosts and a database."""
-
     folder: Path
     server: PostgresqlServer
     hosts: list[Host] = field(default_factory=list)
 
     @property
     def url(self) -> str:
-        """The database."""
         return self.server.url("lab")
 
     def plan(self, *commands: str, **more: object) -> Path:
-        """Write a plan of shell commands."""
         works = [
             {"kind": "command", "command": ["sh", "-c", command], "label": f"w{number}"}
             for number, command in enumerate(commands)
@@ -172,12 +164,10 @@ class Lab:
         return path
 
     def let_go(self) -> None:
-        """Let commands that are held end."""
         for tmp in self._tmp():
             (tmp / "go").touch()
 
     def hold(self) -> None:
-        """Hold commands again."""
         for tmp in self._tmp():
             (tmp / "go").unlink(missing_ok=True)
 
@@ -193,7 +183,6 @@ class Lab:
         )
 
     def submit(self, plan: Path, *arguments: str) -> Started:
-        """Start the command that submits and follows a plan."""
         return Started("run", plan, "--lab", *arguments, cwd=self.folder)
 
     def run(self, plan: Path, *arguments: str) -> tuple[int, str, str]:
@@ -210,7 +199,6 @@ class Lab:
         return answer, remarks
 
     def ask(self, query: str) -> list[tuple[object, ...]]:
-        """Ask the database, past the product."""
         return self.server.ask("lab", query)
 
     def owner(self) -> Host:
@@ -221,5 +209,4 @@ class Lab:
         return next(host for host in self.hosts if str(device).startswith(host.name))
 
     def statuses(self) -> Counter[object]:
-        """The jobs by their status."""
         return Counter(s for (s,) in self.ask("SELECT status::text FROM procrastinate_jobs"))

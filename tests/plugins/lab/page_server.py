@@ -19,34 +19,26 @@ from plugins.lab.page.board import BoardReader
 
 
 class Answer:
-    """An answer of the server."""
-
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self.status, self.headers = response.status, response.headers
         self.text = response.read().decode()
 
 
 class Client:
-    """Asks the page's server as a browser or a script does."""
-
     def __init__(self, port: int) -> None:
         self.port = port
 
     @property
     def address(self) -> str:
-        """The page's address."""
         return f"http://127.0.0.1:{self.port}/"
 
     def get(self, path: str = "/", **headers: str) -> Answer:
-        """Ask for a page."""
         return self._ask("GET", path, None, headers)
 
     def post(self, path: str, headers: Mapping[str, str] = {}, **form: str) -> Answer:
-        """Send a form."""
         return self._ask("POST", path, urlencode(form), headers)
 
     def events(self) -> Iterator[dict[str, object]]:
-        """Yield what changes."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         connection.request("GET", "/events")
         with closing(connection), connection.getresponse() as response:
@@ -63,7 +55,6 @@ class Client:
 
 @contextmanager
 def serving(pool_file: Path, results: Path | str, access: Access) -> Iterator[Client]:
-    """Serve the page in a thread until the block ends."""
     opened = socket.create_server(("127.0.0.1", 0))
     reader = BoardReader(Pool.open(pool_file, probe=False), str(results))
     app = make_app(reader, access, ["127.0.0.1"], lambda: server.should_exit)
@@ -79,7 +70,6 @@ def serving(pool_file: Path, results: Path | str, access: Access) -> Iterator[Cl
 
 
 def eventually(read: Callable[[], str], part: str) -> str:
-    """Read until a part is there; return what was read."""
     for _ in range(2000):
         if part in (text := read()):
             return text

@@ -77,7 +77,6 @@ def start(
 
 
 def model_in(folder: Path) -> Path:
-    """Copy the reference model to a folder."""
     return Path(shutil.copytree(tiny_llama.folder(), folder / tiny_llama.folder().name))
 
 

@@ -48,7 +48,6 @@ class Campaign:
     logs: list[Path] = field(default_factory=list)
 
     def submit(self) -> None:
-        """Start the command that follows the plan, again."""
         self.logs.append(self.lab.folder / f"submitter{len(self.logs)}.log")
         with self.logs[-1].open("wb") as log:
             self.submitter = subprocess.Popen(
@@ -59,7 +58,6 @@ class Campaign:
             )
 
     def done(self) -> int:
-        """Return the number of results."""
         ((count,),) = self.lab.ask("SELECT count(*) FROM runs WHERE status = 'done'")
         return int(str(count))
 
@@ -161,7 +159,6 @@ def campaign(tmp_path: Path, new_port: Callable[[], int], small_bundle: Path) ->
 
 
 def leftovers(host: Host) -> list[str]:
-    """Return what runs on a host beside its adb server and its devices."""
     commands = []
     for one in host.processes():
         with suppress(psutil.NoSuchProcess):

@@ -30,7 +30,6 @@ pytestmark = pytest.mark.first
 def hosts(
     server: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory, new_port: Callable[[], int]
 ) -> Iterator[Lab]:
-    """A lab with both workers at work."""
     folder = tmp_path_factory.mktemp("lab")
     lab = Lab(folder, server)
     lab.hosts = [Host(name, folder / name, lab.url, new_port()) for name in ("h1", "h2")]
@@ -51,7 +50,6 @@ def hosts(
 
 @pytest.fixture
 def lab(hosts: Lab) -> Iterator[Lab]:
-    """The lab without jobs and with both workers at work."""
     yield hosts
     hosts.hold()
     for host in hosts.hosts:

@@ -54,7 +54,6 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\">\u202e"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A lab with a ledger of its own."""
     path = tmp_path_factory.mktemp("lab")
     (path / "pool.yaml").write_text(POOL)
     with pytest.MonkeyPatch.context() as patch:
@@ -67,7 +66,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def running() -> Run:
-    """A run that goes on, with a hostile label."""
     sample = Sample("SM8750", emulator=False)
     return sample.run(90, "bench", {}, status="running", label=f"cell/{HOSTILE}")
 

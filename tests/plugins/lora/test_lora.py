@@ -54,7 +54,6 @@ def adapters_of(folder: Path, export: Path) -> Adapters:
 
 
 def with_branches(folder: Path, export: Path, out: Path) -> tuple[Adapters, Path]:
-    """Return the adapters of a folder, and the model of an export with branches for them."""
     adapters = adapters_of(folder, export)
     return adapters, LoraBranches(adapters.branches, ALPHA).run(export / "model.onnx", out)
 

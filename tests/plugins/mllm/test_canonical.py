@@ -21,7 +21,6 @@ from tests.plugins.mllm.mllm_files import write_files
 def restore(
     make_checkpoint: MakeCheckpoint, folder: Path, **changes: int
 ) -> tuple[ModelConfig, Mapping[str, Tensor], Mapping[str, Encoding], Checkpoint]:
-    """Return configuration and tensors of a file, and encodings and checkpoint made of them."""
     files = write_files(make_checkpoint, folder / "m", cl=64, **changes)
     tensors = read_parameters(files.parameters).tensors
     (folder / "checkpoint").mkdir()

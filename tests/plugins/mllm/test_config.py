@@ -56,7 +56,6 @@ _AOT: dict[str, Any] = {
 
 
 def _changed(data: dict[str, Any], pointer: str, value: object) -> dict[str, Any]:
-    """Return a copy with another value at a JSON pointer; None removes it."""
     copy: dict[str, Any] = json.loads(json.dumps(data))
     *way, last = pointer.strip("/").split("/")
     place = copy

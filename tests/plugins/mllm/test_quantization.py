@@ -126,17 +126,6 @@ def test_every_family_computes_like_its_float_model(
     assert _sqnr(made.graph().logits(ids), exact) > 8
 
 
-def test_weights_are_within_half_a_step_of_the_checkpoint(reference: _Quantized) -> None:
-    weights = load_weights(tiny_llama.folder())
-    graph, name = reference.graph(), "model.layers.1.mlp.down_proj"
-    steps = graph.tensors[f"{name}.scale2"].load()[:, None] * graph.tensors[
-        f"{name}.scale1"
-    ].load().reshape(144, -1)
-    errors = np.abs(graph.weight(name) - weights[f"{name}.weight"])
-    assert (errors.reshape(*steps.shape, 16) <= steps[..., None] * 0.5001).all()
-    assert graph.tensors[f"{name}.weight"].load().max() <= 15
-
-
 def test_what_is_joined_lies_on_one_grid(reference: _Quantized) -> None:
     tensors = reference.tensors
 

@@ -91,7 +91,6 @@ print(f"{'Decode tokens':<20}: {gen:>10}")
 def compiled(
     make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[MllmFiles, Path]:
-    """Files of a model, and its context for phones."""
     folder = tmp_path_factory.mktemp("compiled")
     files = write_files(make_checkpoint, folder / "m", cl=CL, num_hidden_layers=1, **HEADS)
     cache, toolchain = folder / "cache", OrtQnnToolchain()
@@ -101,7 +100,6 @@ def compiled(
 
 @pytest.fixture
 def described(compiled: tuple[MllmFiles, Path], tmp_path: Path) -> Path:
-    """A description, with a build folder of mllm and its op packages."""
     files, binary = compiled
     build, packages = tmp_path / "bin", tmp_path / "packages"
     for family, text in (("qwen3", QWEN3), ("qwen2", QWEN2)):

@@ -26,8 +26,6 @@ TOLD = [{"command": [sys.executable, "-c", "import sys; open('told', 'a').write(
 
 
 class Lab:
-    """A plan in a folder, and a pool of one device."""
-
     def __init__(self, folder: Path, serial: str, cache: Path) -> None:
         self.folder = folder
         self._cache = cache

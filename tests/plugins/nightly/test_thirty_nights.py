@@ -41,8 +41,6 @@ def evening(night: int) -> datetime:
 
 @dataclass
 class Nights:
-    """All nights of a lab, with the commit of each."""
-
     folder: Path
     steps: Steps
     commit_of: Callable[[int], str]
@@ -125,7 +123,6 @@ class Real:
 
 
 def git(*words: str) -> str:
-    """Run git in the working folder."""
     author = ["-c", "user.name=lab", "-c", "user.email=lab@example.com"]
     done = subprocess.run(
         [system.program("git"), *author, *words], check=True, capture_output=True, text=True

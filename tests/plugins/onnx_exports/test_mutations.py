@@ -27,8 +27,6 @@ def _exchange(node: ir.Node) -> None:
 
 
 def renamed(op_type: str, other: str) -> Change:
-    """Make another operator of all of a kind."""
-
     def change(model: ir.Model) -> None:
         for node in model.graph:
             if node.op_type == op_type:

@@ -80,8 +80,9 @@ def test_unknown_inputs_are_refused(change: str, tmp_path: Path) -> None:
         SourceRunner(path, config, SHAPE)
 
 
-@pytest.mark.parametrize("keep_io", [True, False])
-@pytest.mark.parametrize("name", ["dynamo-qwen2", "notebook-llama-mha"])
+@pytest.mark.parametrize(
+    ("name", "keep_io"), [("dynamo-qwen2", True), ("notebook-llama-mha", False)]
+)
 def test_a_float16_export_is_verified_as_closely_as_it_computes(
     name: str, keep_io: bool, tmp_path: Path
 ) -> None:

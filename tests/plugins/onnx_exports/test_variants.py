@@ -74,16 +74,6 @@ def test_spelling_changes_nothing(name: str, import_changed: ImportChanged) -> N
     assert_near(run_once(other), run_once(plain), tolerance=0)
 
 
-def test_a_cyclic_graph_is_refused(import_changed: ImportChanged) -> None:
-    def circle(model: onnx.ModelProto) -> None:
-        first = next(node for node in model.graph.node if node.op_type == "Add")
-        last = [node for node in model.graph.node if node.op_type == "Add"][-1]
-        first.input[0] = last.output[0]
-
-    with pytest.raises(ModelFileError, match="before it is made"):
-        import_changed(_SYMBOLIC, SHAPE, circle)
-
-
 def test_a_constant_weight_must_be_numbers(import_changed: ImportChanged) -> None:
     def broken(model: onnx.ModelProto) -> None:
         weight = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 2)

@@ -21,7 +21,6 @@ from tests.plugins.pipeline.conftest import MakeRecipe
 
 
 def run_again(pipe: LLMPipeline, until: str | None = None) -> dict[str, bool]:
-    """Return whether each stage came from the cache."""
     events: list[StageEvent] = []
     pipe.add_observer(events.append)
     pipe.construct(until=until)

@@ -196,7 +196,6 @@ def test_the_command_writes_a_recipe_and_lists_stages(tmp_path: Path) -> None:
 
 
 def test_a_dataset_and_a_metric_must_be_known(tmp_path: Path) -> None:
-    """They are refused before any stage runs."""
     for metric, told in (
         ("{name: perplexity, dataset: wikitext}", r"dataset: there is no text .*nothing is down"),
         ("{name: bleu, dataset: text/heldout.txt}", r"recipe.yaml, line 1, .*must be 'perplexity'"),

@@ -35,7 +35,6 @@ def begin(recipe: Path, out: IO[bytes], err: IO[bytes]) -> BaseProcess:
 
 
 def finish(recipe: Path) -> dict[str, bool]:
-    """Run to the end; return which stages came from the cache."""
     done = qnnfarm("pipeline", "run", recipe, "--out", recipe.parent / "container", "--json")
     assert done.returncode == 0, done.stderr
     return {one["stage"]: one["reused"] for one in json.loads(done.stdout)["stages"]}

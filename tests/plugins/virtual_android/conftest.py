@@ -86,8 +86,6 @@ def device(start_device: Callable[..., VirtualDevice]) -> VirtualDevice:
 
 @pytest.fixture
 def on_device(device: VirtualDevice, adb: Adb) -> Adb:
-    """Runs `adb -s SERIAL` for `device`."""
-
     def run(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return adb("-s", device.serial, *arguments, stdin=stdin)
 
@@ -96,7 +94,6 @@ def on_device(device: VirtualDevice, adb: Adb) -> Adb:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty state folder and home."""
     monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path

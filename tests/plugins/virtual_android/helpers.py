@@ -53,7 +53,6 @@ class Worker:
         return False
 
     def end(self) -> None:
-        """Kill it."""
         os.kill(self.pid, signal.SIGKILL)
 
     def _stat(self) -> ProcessStat:

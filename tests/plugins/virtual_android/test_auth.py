@@ -34,7 +34,6 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _sign(key_file: Path, token: bytes) -> bytes:
-    """What adb sends for a token."""
     key = load_pem_private_key(key_file.read_bytes(), None)
     assert isinstance(key, rsa.RSAPrivateKey)
     return key.sign(token, padding.PKCS1v15(), Prehashed(hashes.SHA1()))  # noqa: S303

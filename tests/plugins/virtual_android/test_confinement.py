@@ -58,17 +58,14 @@ class Victim:
 
     @property
     def file(self) -> Path:
-        """A file that holds the secret."""
         return self.folder / "home" / "file"
 
     @property
     def socket(self) -> Path:
-        """A socket that tells the secret."""
         return self.folder / "home" / "socket"
 
     @property
     def state(self) -> Path:
-        """The folder of the device."""
         return self.folder / "state" / "devices" / "escape"
 
 
@@ -139,7 +136,6 @@ _REMOVE = "from plugins.virtual_android import manager; manager.remove('escape')
 
 
 def _python(uid: int) -> list[str]:
-    """An interpreter that the user may run."""
     return [sys.executable if uid == os.geteuid() else str(python_for_others())]
 
 

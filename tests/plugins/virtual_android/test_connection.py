@@ -191,8 +191,6 @@ _ORDERS = st.lists(
 def test_an_owner_who_does_not_keep_to_the_protocol_leaves_nothing_behind(
     orders: list[tuple[AdbCommand, int, int, bytes]], garbage: bytes
 ) -> None:
-    """Any messages in any order: the connection continues or closes and leaves nothing."""
-
     async def play() -> None:
         loop = asyncio.get_running_loop()
         failures: list[object] = []

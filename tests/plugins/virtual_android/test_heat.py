@@ -28,14 +28,6 @@ def test_it_settles_at_power_times_resistance() -> None:
     assert settled.body_c == pytest.approx(20 + 15)
 
 
-def test_after_one_time_constant_the_rest_is_1_over_e() -> None:
-    settings = HeatSettings(
-        idle_w=0, load_w=5, resistance_k_per_w=4, capacity_j_per_k=25, ambient_c=25, time_scale=10
-    )
-    after = _COOL.step(settings, 10, busy_cores=0)
-    assert after.soc_c == pytest.approx(25 + 20 * (1 - math.exp(-1)))
-
-
 @given(st.floats(0, 100), st.floats(0, 8), st.integers(1, 50), st.floats(-20, 150))
 def test_many_small_steps_are_one_large_one(
     seconds: float, cores: float, steps: int, start: float

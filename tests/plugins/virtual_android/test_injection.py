@@ -55,7 +55,6 @@ def _inject(device: VirtualDevice, *texts: str) -> None:
 
 
 def _strikes(device: VirtualDevice) -> list[LoggedEvent]:
-    """Strikes since the last fault was injected."""
     events = manager.control(device.name).events()
     last_armed = max(index for index, event in enumerate(events) if event.kind == "armed")
     return [event for event in events[last_armed:] if event.kind == "struck"]

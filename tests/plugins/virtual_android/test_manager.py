@@ -1,6 +1,5 @@
 """Starting, finding and removing devices, without an adb server."""
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,6 @@ from buildlib.errors import BuildError
 from harness.errors import UnknownVirtualDeviceError, VirtualDeviceError
 from plugins.virtual_android import manager
 from plugins.virtual_android.folder import (
-    DeviceRecord,
-    load_record,
     make_folders,
     new_record,
     save_record,
@@ -134,11 +131,3 @@ def test_a_damaged_record_is_an_error_that_can_be_removed(home: Path, content: s
     assert [device.state for device in manager.list_devices()] == ["damaged"]
     manager.remove("hurt")
     assert not folder.exists()
-
-
-def test_records_round_trip(tmp_path: Path) -> None:
-    record = DeviceRecord("n", "SM8750", "QF1", 5, 1234, 1, 2, "b", "none")
-    save_record(tmp_path, record)
-    assert load_record(tmp_path) == record
-    assert json.loads((tmp_path / "device.json").read_text())["version"] == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["device.json"]

@@ -21,7 +21,6 @@ from tests.waiting import wait_for
 
 @pytest.fixture
 def marker() -> str:
-    """A duration for `sleep` that no other process has."""
     return new_marker()
 
 

@@ -9,7 +9,6 @@ from tools import llama_cpp
 
 
 def describe(path: Path, **more: object) -> Path:
-    """Write a description beside `tiny.gguf`."""
     content = {
         **llama_cpp.describe("tiny.gguf"),
         "tokenizer": str(tiny_llama.folder() / "tokenizer.json"),
