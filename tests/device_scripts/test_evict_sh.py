@@ -6,8 +6,6 @@ import re
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.device_scripts.conftest import DeviceShell
 
 _FILL = 999_999_999
@@ -161,15 +159,6 @@ def test_names_that_are_no_contents_are_let_be(device: DeviceShell) -> None:
     assert held(device) == {odd.name}
     assert gone not in held(device)
     assert not list(device.work_root.rglob("hacked"))
-
-
-@pytest.mark.parametrize(
-    "words", [(), ("1",), ("1", "x"), ("-1", "-"), ("1234567890", "-"), ("1", "2", "3")]
-)
-def test_wrong_use(device: DeviceShell, words: tuple[str, ...]) -> None:
-    done = device.run("evict.sh", device.work_root, *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: usage: evict.sh")
 
 
 def test_no_work_root(device: DeviceShell, tmp_path: Path) -> None:

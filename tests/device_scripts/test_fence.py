@@ -430,24 +430,6 @@ def test_a_half_written_id_is_written_anew(device: DeviceShell) -> None:
     assert len(claim(device, 1).id) == 36
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["ROOT", "claim"], ["ROOT", "claim", "0", HOLDER], ["ROOT", "claim", "01", HOLDER],
-     ["ROOT", "claim", "1x", HOLDER], ["ROOT", "claim", "-1", HOLDER],
-     ["ROOT", "claim", "1000000000", HOLDER], ["ROOT", "claim", "$(touch owned)", HOLDER],
-     ["ROOT", "drop", "1"], ["relative", "claim", "1", HOLDER], ["ROOT", "claim", "1"],
-     ["ROOT", "claim", "1", "-n {}"], ["ROOT", "claim", "1", "$(id) {}"],
-     ["ROOT", "claim", "1", HOLDER, "id", "1", "1", "more"]],
-)  # fmt: skip
-def test_wrong_use(device: DeviceShell, arguments: list[str]) -> None:
-    words = [str(device.work_root) if word == "ROOT" else word for word in arguments]
-    done = device.run("fence.sh", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
-    assert not (device.work_root / "fence").exists()
-    assert not Path("owned").exists()
-
-
 def test_a_work_root_that_cannot_be_written(device: DeviceShell) -> None:
     if os.geteuid() == 0:
         root = device.work_root.parent / "file"

@@ -190,28 +190,6 @@ def test_a_run_whose_folder_is_removed_ends(device: DeviceShell) -> None:
     assert process.returncode == 129
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["RUN", "5", "log"],
-        ["RUN", "0", "log", "--", "true"],
-        ["RUN", "1x", "log", "--", "true"],
-        ["RUN", "99999999999", "log", "--", "true"],
-        ["RUN", "5", "log", "true", "true"],
-        ["/nonexistent", "5", "log", "--", "true"],
-        ["RUN", "5", "no/such/folder/log", "--", "true"],
-        ["-m", "x", "RUN", "5", "log", "--", "true"],
-    ],
-)
-def test_wrong_use(device: DeviceShell, arguments: list[str]) -> None:
-    run_dir = device.make_run()
-    done = device.run("run.sh", *(str(run_dir) if a == "RUN" else a for a in arguments))
-    assert done.returncode == 125
-    assert "error: " in done.stderr
-    assert "qnnfarm-run" not in done.stdout
-
-
 def test_cleanup_kills_what_a_killed_run_sh_left(device: DeviceShell) -> None:
     run_dir = device.make_run()
     script = "trap '' TERM; (setsid sleep 306 &); sleep 307; sleep 308"

@@ -160,19 +160,6 @@ def test_hostile_notes_and_governors_do_nothing(
     assert not owned.exists()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["apply"], ["undo", "ROOT"], ["restore", "ROOT", "x"], ["apply", "ROOT", "reboot"],
-     ["apply", "ROOT", "governor="], ["apply", "ROOT", "governor=a b"],
-     ["apply", "ROOT", "governor=../x"]],
-)  # fmt: skip
-def test_wrong_use(device: DeviceShell, arguments: list[str]) -> None:
-    root = str(device.work_root)
-    done = device.run("prepare.sh", *(root if a == "ROOT" else a for a in arguments))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
-
-
 def test_a_link_in_the_place_of_the_notes_is_refused(
     device: DeviceShell, phone: tuple[Path, Path], tmp_path: Path
 ) -> None:

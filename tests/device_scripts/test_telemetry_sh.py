@@ -275,20 +275,6 @@ def test_hostile_contents_stay_in_their_place(device: DeviceShell, sysfs: Path) 
     assert not list(Path.cwd().glob("owned"))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["list"], ["once", "x"], ["arm", "RUN"], ["arm", "RUN", "4"], ["arm", "RUN", "6001"],
-     ["arm", "RUN", "1x"], ["sample", "RUN", "10", "5"],
-     ["sample", "RUN", "10", "5", "1", "2", "3", "4"],
-     ["sample", "RUN", "10", "5", "$(id)", "2", "3", "4"]],
-)  # fmt: skip
-def test_wrong_use(device: DeviceShell, arguments: list[str]) -> None:
-    run_dir = device.make_run()
-    done = device.run("telemetry.sh", *(str(run_dir) if a == "RUN" else a for a in arguments))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "usage: telemetry.sh" in done.stderr
-
-
 def test_arming_no_run_folder(device: DeviceShell) -> None:
     done = device.run("telemetry.sh", "arm", device.work_root / "runs/none", "10")
     assert done.returncode == 1

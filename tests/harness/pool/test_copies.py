@@ -1,4 +1,4 @@
-"""Ledgers that went back, or have a copy, and devices that lie: never two holders, and few losses.
+"""Ledgers that went back, or have a copy: never two holders, and few losses.
 
 The device is a folder with the real `fence.sh`. Its witness is a lock of the kernel that each
 holder's work takes there: who finds it taken has met another holder. `make copies` takes 2,000
@@ -12,16 +12,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from sqlalchemy import Connection, delete, insert, select
 
-from harness.devices.base import CommandResult, DeviceProperties
 from harness.devices.device import Device
 from harness.devices.local import LocalTransport
 from harness.devices.spec import DeviceSpec
@@ -329,90 +326,3 @@ def test_device_never_has_two_holders_whatever_its_ledgers_lose(
             assert lease is not None, f"nobody gets it any more: QNNFARM_SEED={SEED}"
             lease.release()
     sys.stdout.write(f"{campaign.granted} leases, {campaign.refused} refused\n")
-
-
-class LyingDevice(FolderDevice):
-    """A device that answers as a test says.
-
-    Attributes:
-        answer: to each command.
-        said: its hardware serial, with facts of its own.
-    """
-
-    answer: CommandResult | None = None
-    said: str | None = None
-
-    def properties(self, **options: float) -> DeviceProperties:
-        if self.said is None:
-            return super().properties(**options)
-        true = FolderDevice(Path(self.work_root)).properties(**options)
-        return replace(true, hardware_serial=self.said, soc="SM1", free_bytes=1)
-
-    def shell(self, command: object, **options: object) -> CommandResult:
-        if self.answer is not None:
-            return self.answer
-        return super().shell(command, **options)  # type: ignore[arg-type]
-
-
-_numbers = st.one_of(st.integers(0, 20), st.integers(0, 10**12))
-_records = st.one_of(st.just("{}"), st.text(max_size=40))
-_answers = st.one_of(
-    st.builds(lambda n, r: f"qnnfarm-fence refused={n} {r}\n", _numbers, _records),
-    st.builds(lambda n, of, r: f"qnnfarm-fence held={n}-{of}-aa {r}\n", _numbers, st.sampled_from(
-        ["OURS", "beef"]), _records),
-    st.builds(lambda n, i: f"qnnfarm-fence token={n} id={i} ended=0 left=0\n", _numbers,
-              st.sampled_from(["0" * 36, "1" * 36])),
-    st.just("qnnfarm-fence other\n"),
-    st.text(max_size=60),
-)  # fmt: skip
-
-
-def state_of(bench: Bench, key: str) -> Rows:
-    """Return what a ledger has of a device, and its own numbers."""
-    rows = saved(bench)
-    names = {"pool_devices", "pool_leases", "pool_grants", "pool_evidence", "pool_history"}
-    own = {name: [row for row in rows[name] if row["key"] == key] for name in names}
-    counters = [row for row in rows["pool_counters"] if row["name"] in {"token", "id", "place"}]
-    return {**own, "pool_counters": counters}
-
-
-@settings(
-    max_examples=12,
-    deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-)
-@given(
-    stdout=_answers,
-    stderr=_answers,
-    status=st.sampled_from([0, 1, 3, 4, 5, 94, 97]),
-    serial=st.sampled_from([None, "", "R5CX12345"]),
-)
-def test_no_answer_of_a_device_changes_what_the_ledger_has_of_others(
-    tmp_path: Path, stdout: str, stderr: str, status: int, serial: str | None
-) -> None:
-    bench = Bench(tmp_path / "pool.db")
-    device = LyingDevice(tmp_path / "root")
-    side = Side(bench, device)
-    other = "hardware:R5CX12345"
-    bench.ledger.record_found(other, "b", "android:b", Facts("SM8750", "v79", 1 << 30))
-    stdout = stdout.replace("OURS", bench.ledger.ledger_id())
-    ledger = bench.ledger
-    ticket = ledger.enqueue(process(1), [side.key], 1)
-    rows = ledger.try_grant(ticket)
-    ledger.withdraw(ticket)
-    assert rows
-    before = state_of(bench, other)
-    device.said, device.answer = serial, CommandResult(status, stdout, stderr)
-    side.context.heartbeat.start(rows)
-    try:
-        fence = claim(side.context, rows[0], MEMBER)
-        lease = Lease(side.context, rows[0].grant, [fence])
-    except HarnessError:
-        ledger.release(rows[0].grant, [side.key], "it could not be claimed")
-    else:
-        for use in (lease.verify, lambda: lease.device.shell("true"), lease.device.probe):
-            with suppress(HarnessError):
-                use()
-        lease.release()
-    assert state_of(bench, other) == before
-    bench.database.close()

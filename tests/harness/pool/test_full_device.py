@@ -37,7 +37,7 @@ with Pool.open() as pool:
     filling.start()
     full.wait()
     try:
-        pool.acquire(Requirement(), timeout_s=3)
+        pool.acquire(Requirement(), timeout_s=1)
     except LeaseTimeoutError as error:
         told = str(error)
     over.set()

@@ -6,12 +6,10 @@ import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import psycopg
 import pytest
 from sqlalchemy import Connection
 
@@ -23,7 +21,6 @@ from harness.pool.failure_policy import FailureReport
 from harness.pool.ledger import Ledger
 from harness.pool.records import Facts, FenceRecord, devices
 from harness.pool.states import Event
-from harness.results.database import WRITES
 from tests.clock import ManualClock
 from tests.conftest import NewPostgresqlServer
 from tests.harness.pool.conftest import TTL_S, Bench, on_each_database, process
@@ -671,31 +668,3 @@ def test_a_server_that_will_be_there_is_waited_for(
             database.read(str)
         listening.shutdown(socket.SHUT_RDWR)
     assert next(tries) > 1
-
-
-@pytest.mark.variant
-def test_the_dead_that_wait_for_a_server_do_not_hold_the_living_up_one_after_the_other(
-    server_location: str,
-) -> None:
-    writer = Database(server_location)
-    writer.read(lambda _: None)  # its tables are there
-    queue = f"SELECT pg_advisory_xact_lock({_LOCK})"
-    with ExitStack() as stack:
-
-        def begin(statement: str) -> "psycopg.Connection[Any]":
-            database = stack.enter_context(closing(Database(server_location)))
-            connection = database._engine.connect()
-            stack.callback(connection.invalidate)
-            connection.execution_options(**{WRITES: True}).begin()
-            driver = connection.connection.driver_connection
-            assert isinstance(driver, psycopg.Connection)
-            driver.pgconn.send_query(statement.encode())  # whose answer nobody reads
-            return driver
-
-        holder = begin(queue)
-        holder.pgconn.get_result()
-        for _ in range(8):
-            begin(queue)
-        holder.pgconn.finish()
-        writer.write(lambda _: None)
-    writer.close()
