@@ -20,9 +20,9 @@ from buildlib.files import atomic_write_bytes
 from buildlib.graph import interface
 from buildlib.graph.files import link_into, load_model
 from buildlib.quantize.calibration import Range, beginnings, window_count, window_length
+from buildlib.quantize.loss import LARGE_LOSS
 from buildlib.quantize.optimization import technique_windows
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.quantize.sensitivity.loss import LARGE_LOSS
 from buildlib.quantize.techniques.base import Factors
 from buildlib.quantize.techniques.scaling import write_scaled
 from buildlib.quantize.techniques.spreading import write_spread_alike

@@ -35,7 +35,6 @@ from buildlib.quantize.htp_operands import (
 )
 from buildlib.quantize.weight_file import SharedWeights, WeightFile, WeightStore
 
-SIGNAL, NOISE = "__signal", "__noise"
 _OPSET = 21  # the first with 16-bit QuantizeLinear in the standard domain
 _FLOAT = ir.DataType.FLOAT
 Uses = Sequence[tuple[ir.Node, int]]
@@ -194,24 +193,6 @@ class QdqRewriter:
             _producer(real).name = f"{name}_round"  # a node may have the value's name
             self._replace_output(value, real)
             self._insert_after(value, uses, [integers, real])
-
-    def add_noise_outputs(self) -> None:
-        """Add the sums of squares of every value with a grid, and of its rounding errors.
-
-        They are outputs `{name}__signal` and `{name}__noise` for each; nothing else changes.
-        """
-        for value, name, grid in list(self._activations()):
-            integers = self._quantize(value, grid, f"{name}__q")
-            real = self._dequantize(integers, grid, f"{name}__dq")
-            error = ir.node("Sub", [value, real])
-            error.outputs[0].name = f"{name}__error"
-            self.graph.extend([_producer(integers), _producer(real), error])
-            for squared, suffix in ((value, SIGNAL), (error.outputs[0], NOISE)):
-                output = ir.val(f"{name}{suffix}", _FLOAT, ())
-                self.graph.append(
-                    ir.node("ReduceSumSquare", [squared], {"keepdims": 0}, outputs=[output])
-                )
-                self.graph.outputs.append(output)
 
     def _activations(self) -> Iterator[tuple[ir.Value, str, Grid]]:
         """Yield inputs and computed values that have a grid, each with its name and its grid."""

@@ -169,7 +169,7 @@ def sensitivity(
 
     Example: qnnfarm pipeline sensitivity recipe.yaml --by layer
     """
-    from buildlib.quantize.sensitivity.ranking import UNIT_KINDS
+    from buildlib.quantize.loss import UNIT_KINDS
     from plugins.pipeline.sensitivity import last_before_builder, rank_pipeline
 
     content = None if text is None else read_text(text)

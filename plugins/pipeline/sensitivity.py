@@ -15,21 +15,21 @@ from buildlib.builder.model_folder import write_alike
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.encodings.files import load_encodings
-from buildlib.quantize.sensitivity.ranking import (
-    UNIT_KINDS,
-    Granularity,
-    Sensitivity,
-    UnitCost,
-    UnitKind,
-    rank_tensors,
-)
-from buildlib.quantize.sensitivity.sweep import SensitivityModel, changed_weights
+from buildlib.quantize.loss import UNIT_KINDS, UnitKind
 from harness.console import Row, answers, print_remark, print_rows
 from harness.errors import PipelineError
 from harness.results.metrics import METRICS
 from harness.words import pluralize
 from plugins.pipeline.comparison import float_folder, float_windows
 from plugins.pipeline.llm import LLMPipeline
+from plugins.pipeline.ranking import (
+    Granularity,
+    RankedModel,
+    Sensitivity,
+    UnitCost,
+    changed_weights,
+    rank_tensors,
+)
 from plugins.pipeline.stage import ModelFolder
 
 BUILDER = "genai_builder"
@@ -117,7 +117,7 @@ def rank_pipeline(
         weights = changed_weights(model, folder / MODEL_FILE)
         config, scored = load_config(whole / CONFIG_FILE), [window.tokens for window in cut]
         sensitivity = rank_tensors(
-            stack.enter_context(SensitivityModel(model, config, scored, weights)),
+            stack.enter_context(RankedModel(model, config, scored, weights)),
             load_encodings(folder / ENCODINGS_FILE).by_name(),
             granularity=granularity,
             kinds=kinds,
@@ -136,8 +136,8 @@ def _cells(cost: UnitCost) -> list[str]:
         f"{cost.alone.kl:.5f}",
         sqnr,
         output,
-        str(unit.bits),
-        unit.remedy or "-",
+        str(cost.bits),
+        cost.remedy or "-",
         rest,
     ]
 
@@ -154,8 +154,8 @@ def _document(cost: UnitCost) -> dict[str, object]:
         "name": cost.unit.name,
         "kind": cost.unit.kind,
         "tensors": sorted(cost.unit.encodings),
-        "bits": cost.unit.bits,
-        "remedy": cost.unit.remedy,
+        "bits": cost.bits,
+        "remedy": cost.remedy,
         "sqnr_db": finite(cost.sqnr_db),
         "output_sqnr_db": finite(cost.output_sqnr_db),
         "alone": cost.alone.metrics,

@@ -25,9 +25,9 @@ from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.interface import require_shape
 from buildlib.quantize.bitwidths import Bitwidths
+from buildlib.quantize.loss import LossMeter, judge_quantization
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.recipe import cache_bits, complete_encodings
-from buildlib.quantize.sensitivity.loss import LossMeter, judge_quantization
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from buildlib.numerics.host_loop import open_onnx
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.calibration import observe_ranges
 from buildlib.quantize.recipe import complete_encodings
-from buildlib.quantize.sensitivity.sweep import SensitivityModel
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.scaling import Scaling
+from buildlib.quantize.variants import VariantModel
 from suites.models import tiny_llama
 from tests.buildlib import families
 
@@ -102,8 +102,8 @@ def test_outliers_cost_nothing_once_they_are_rescaled(outlier_model: Path, tmp_p
             each.path, Encodings(), each.config, calibrating, observed=each.ranges
         ).by_name()
         caches = {name: one for name, one in encodings.items() if interface.is_kv(name)}
-        with SensitivityModel(each.path, each.config, [held_out]) as variants:
-            variants.record({})
+        with VariantModel(each.path, each.config, [held_out]) as variants:
+            variants.record(each.path)
             losses += [one.divergence.kl for one in variants.measure([caches, encodings])]
     keys_before, before, keys_after, after = losses
     assert keys_before > 0.15

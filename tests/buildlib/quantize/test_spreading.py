@@ -14,10 +14,9 @@ from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.quantize.calibration import observe_ranges
+from buildlib.quantize.loss import find_units
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.recipe import complete_encodings
-from buildlib.quantize.sensitivity.ranking import find_units
-from buildlib.quantize.sensitivity.sweep import SensitivityModel
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.scaling import constant_array
 from buildlib.quantize.techniques.splitting import split_of
@@ -26,6 +25,7 @@ from buildlib.quantize.techniques.spreading import (
     describe_spreading,
     write_spread_alike,
 )
+from buildlib.quantize.variants import VariantModel
 from tests.builders import builder_for
 from tests.buildlib import families
 from tests.buildlib.quantize.test_outliers import text_tokens
@@ -57,7 +57,7 @@ def spread(model: FloatModel, folder: Path) -> FloatModel:
 def stream_cost(model: FloatModel) -> float:
     """Return by how much hidden states of 16 bits, one by one, change the loss of the model."""
     encodings = complete_encodings(model.path, Encodings(), model.config, model.token_windows)
-    with SensitivityModel(model.path, model.config, model.token_windows) as sensitivity:
+    with VariantModel(model.path, model.config, model.token_windows) as sensitivity:
         graphs = [sensitivity.graph(index) for index in range(len(sensitivity.names))]
         units = find_units(graphs, encodings.by_name())
         parts = [unit.encodings for unit in units if unit.kind == "residual"]

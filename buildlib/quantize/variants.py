@@ -13,24 +13,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.closeable import Closeable
 from buildlib.encodings.grid import Grid, activation_grid
 from buildlib.encodings.model import Encoding
-from buildlib.errors import BuildError
 from buildlib.graph import interface
-from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.values import is_parameter, source_of
-from buildlib.numerics.divergence import Divergence, DivergenceSums, decibels, sqnr_db
+from buildlib.numerics.divergence import Divergence, DivergenceSums, sqnr_db
 from buildlib.numerics.evaluation import ReferenceLogits, Sample
 from buildlib.numerics.runners import Arrays
 from buildlib.numerics.segment_loop import Hidden, SegmentLoop, SegmentRunner
-from buildlib.quantize.grids import activation_names, channel_axis, parameter_uses
-from buildlib.quantize.qdq import NOISE, SIGNAL, QdqRewriter
-from buildlib.quantize.tensor_writer import replace_constant
+from buildlib.quantize.grids import activation_names, parameter_uses
+from buildlib.quantize.qdq import QdqRewriter
 from buildlib.quantize.weight_file import WeightFile
 
 Quantized = Mapping[str, Encoding]
@@ -51,17 +47,16 @@ class MeasuredVariant:
     output_sqnr_db: float | None = None
 
 
-class SensitivityModel(Closeable):
+class VariantModel(Closeable):
     """A whole float model, and the windows over which its variants are measured.
 
     Args:
         model_path: in canonical form, at a prefill shape.
         windows: token ids without bos; each is cut to whole calls.
-        changed: weights that the quantized model has in place of the float ones, by
-            `changed_weights`; a variant has them where it has the encodings that go with them.
         join: as `SegmentLoop` takes it.
 
     Attributes:
+        loop: over the segments.
         names: the values of each segment that can be quantized. The border into a segment belongs
             to the one before.
     """
@@ -71,16 +66,13 @@ class SensitivityModel(Closeable):
         model_path: Path,
         config: DecoderConfig,
         windows: Sequence[Sequence[int]],
-        changed: Mapping[str, ir.TensorProtocol] | None = None,
         *,
         join: bool = False,
     ) -> None:
-        self._changed_weights = dict(changed or {})
-        self._own: Quantized = {}
         self._config, begin = config, config.begin
         fed = [[*begin, *window][:-1] for window in windows]
-        self._loop = SegmentLoop(model_path, config, fed, join=join)
-        ar = self._loop.shape.ar
+        self.loop = SegmentLoop(model_path, config, fed, join=join)
+        ar = self.loop.shape.ar
         whole = [
             (*begin, *window)[: len(tokens) // ar * ar + 1]
             for window, tokens in zip(windows, fed, strict=True)
@@ -89,65 +81,33 @@ class SensitivityModel(Closeable):
         samples = [Sample((), tokens[:1], tokens[1:]) for tokens in whole]
         self.reference = ReferenceLogits(samples, config.vocab_size)
         self._scratch = tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".variants.")
-        graphs = [self._loop.segment(index).graph for index in range(self._loop.n_segments)]
+        graphs = [self.loop.segment(index).graph for index in range(self.loop.n_segments)]
         self.names = [_names(graph, first=not index) for index, graph in enumerate(graphs)]
 
     def close(self) -> None:
         """Remove its files."""
-        self._loop.close()
+        self.loop.close()
         self.reference.close()
         self._scratch.cleanup()
 
     @property
     def ar(self) -> int:
         """Tokens of a call."""
-        return self._loop.shape.ar
+        return self.loop.shape.ar
 
     def graph(self, index: int) -> ir.Graph:
         """Return a copy of a segment's float graph."""
-        return self._loop.segment(index).graph
+        return self.loop.segment(index).graph
 
-    def record(self, encodings: Quantized) -> dict[str, float]:
-        """Run the model in float, and keep its logits as the reference of all variants.
-
-        Returns:
-            SQNR in dB of each activation with an encoding: 10 log10(sum(x^2) / sum((x - q(x))^2)).
-        """
-        self._own = encodings
-        sums: dict[str, float] = {}
-
-        def see(outputs: Arrays, n_tokens: int) -> None:
-            for name, array in outputs.items():
-                if name.endswith((SIGNAL, NOISE)):
-                    sums[name] = sums.get(name, 0.0) + float(array)
-            if interface.LOGITS in outputs:
-                self.reference.record(outputs[interface.LOGITS][0, :n_tokens])
-
-        self.reference.restart()
-        hidden: Hidden | None = None
-        for index in range(self._loop.n_segments):
-            own_encodings = self._at(index, encodings)
-
-            def observe(model: ir.Model, own_encodings: Quantized = own_encodings) -> None:
-                grids = _activation_grids(model.graph, own_encodings)
-                QdqRewriter(model.graph, grids, WeightFile(self._weights)).add_noise_outputs()
-
-            hidden = self._loop.run(index, hidden, on_outputs=see, change=observe)
-        return {
-            name.removesuffix(SIGNAL): decibels(signal, sums[name.removesuffix(SIGNAL) + NOISE])
-            for name, signal in sums.items()
-            if name.endswith(SIGNAL)
-        }
-
-    def record_other(self, float_model: Path) -> None:
-        """Keep the logits of another model, of which this one was made, as the reference."""
+    def record(self, float_model: Path) -> None:
+        """Keep the logits of a model, this one or that it was made of, as the reference."""
 
         def see(outputs: Arrays, n_tokens: int) -> None:
             if interface.LOGITS in outputs:
                 self.reference.record(outputs[interface.LOGITS][0, :n_tokens])
 
         self.reference.restart()
-        with SegmentLoop(float_model, self._config, self._loop.windows, join=True) as loop:
+        with SegmentLoop(float_model, self._config, self.loop.windows, join=True) as loop:
             hidden: Hidden | None = None
             for index in range(loop.n_segments):
                 hidden = loop.run(index, hidden, on_outputs=see)
@@ -173,7 +133,7 @@ class SensitivityModel(Closeable):
         runs = [
             _Run(self._changed(shared, variant), self.reference, variant) for variant in variants
         ]
-        total = self._loop.n_segments + sum(len(run.changes) for run in runs)
+        total = self.loop.n_segments + sum(len(run.changes) for run in runs)
         n_done = 0
 
         def count() -> None:
@@ -183,11 +143,11 @@ class SensitivityModel(Closeable):
                 progress(n_done, total)
 
         hidden: Hidden | None = None
-        for index in range(self._loop.n_segments):
+        for index in range(self.loop.n_segments):
             before = hidden
             same = [run for run in runs if run.started and index not in run.changes]
             # Nobody reads the logits of the base.
-            runs_base = index + 1 < self._loop.n_segments or on_outputs is not None
+            runs_base = index + 1 < self.loop.n_segments or on_outputs is not None
             if runs_base or same:
                 with self._open(index, shared, observed) as segment:
                     if runs_base:
@@ -205,6 +165,9 @@ class SensitivityModel(Closeable):
                     count()
         return [MeasuredVariant(run.sums.mean(), run.output_sqnr_db) for run in runs]
 
+    def change_weights(self, graph: ir.Graph, encodings: Quantized) -> None:
+        """Replace weights of a segment of a variant, whose own values have these encodings."""
+
     @property
     def _weights(self) -> Path:
         return Path(self._scratch.name) / "variant.weights"
@@ -217,10 +180,10 @@ class SensitivityModel(Closeable):
         """Return the segments in which a variant differs; the last if in none."""
         segments = {
             index
-            for index in range(self._loop.n_segments)
+            for index in range(self.loop.n_segments)
             if self._at(index, base) != self._at(index, variant)
         }
-        return frozenset(segments or {self._loop.n_segments - 1})
+        return frozenset(segments or {self.loop.n_segments - 1})
 
     def _open(
         self, index: int, encodings: Quantized, observed: Callable[[str], bool] = lambda _: False
@@ -228,19 +191,13 @@ class SensitivityModel(Closeable):
         own_encodings = self._at(index, encodings)
 
         def change(model: ir.Model) -> None:
-            for name, tensor in self._changed_weights.items():
-                if name in own_encodings and own_encodings[name] is self._own.get(name):
-                    replace_constant(model.graph, name, tensor)
+            self.change_weights(model.graph, own_encodings)
             round_values(model, own_encodings, self._weights)
             values = [value for node in model.graph for value in node.outputs]
             more = [value for value in values if observed(str(value.name))]
             model.graph.outputs.extend(value for value in more if not value.is_graph_output())
 
-        return self._loop.open_segment(index, change=change)
-
-    def weight(self, name: str, encodings: Quantized) -> ir.TensorProtocol | None:
-        """Return the weight that a variant with these encodings has; None for the float one."""
-        return self._changed_weights.get(name) if name in encodings else None
+        return self.loop.open_segment(index, change=change)
 
 
 @dataclass
@@ -266,47 +223,10 @@ class _Run:
         self.hidden = segment.run(hidden, on_outputs=see)
 
 
-def changed_weights(float_model: Path, quantized: Path) -> dict[str, ir.TensorProtocol]:
-    """Return the weights that a technique has changed, of two canonical models of one shape.
-
-    Raises:
-        BuildError: other constants differ too, as they do where one of them was rotated.
-        ModelFileError: a model cannot be read.
-    """
-    ours, theirs = (load_model(path).graph for path in (float_model, quantized))
-    matrices = {
-        str(source_of(node.inputs[1]).name)
-        for node in ours
-        if channel_axis(node, 1) is not None and node.inputs[1] is not None
-    }
-    weights = {}
-    for name, value in theirs.initializers.items():
-        own = ours.initializers.get(name)
-        if own is None or own.const_value is None or value.const_value is None:
-            continue
-        if _same(own.const_value, value.const_value):
-            continue
-        if name not in matrices:
-            raise BuildError(
-                f"{name} is not that of the model in float: something else has changed the "
-                "model, and costs of single weights mean nothing then"
-            )
-        weights[name] = value.const_value
-    return weights
-
-
-def _same(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
-    if isinstance(one, ir.ExternalTensor) and isinstance(other, ir.ExternalTensor):
-        places = [(tensor.offset, Path(tensor.path)) for tensor in (one, other)]
-        if places[0][0] == places[1][0] and places[0][1].samefile(places[1][1]):
-            return True
-    return one.shape == other.shape and np.array_equal(tensor_array(one), tensor_array(other))
-
-
 def round_values(model: ir.Model, encodings: Quantized, weights: Path) -> None:
     """Put values with an encoding on their grids, in place; all are computed in float32."""
     graph = model.graph
-    grids = _activation_grids(graph, encodings)
+    grids = activation_grids(graph, encodings)
     uses = parameter_uses(graph, encodings, grids)
     with WeightFile(weights) as file:
         work = QdqRewriter(graph, grids, file)
@@ -315,7 +235,8 @@ def round_values(model: ir.Model, encodings: Quantized, weights: Path) -> None:
         file.finish()
 
 
-def _activation_grids(graph: ir.Graph, encodings: Quantized) -> dict[str, Grid]:
+def activation_grids(graph: ir.Graph, encodings: Quantized) -> dict[str, Grid]:
+    """Return the grids of a graph's inputs and computed values that have integers."""
     return {
         name: activation_grid(encodings[name])
         for name in activation_names(graph)

@@ -5,28 +5,35 @@ where they differ by more than a little, the kinds of tensors are quantized one 
 """
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
+import onnx_ir as ir
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.closeable import Closeable
 from buildlib.container.manifest import LossRecord
 from buildlib.encodings.model import Encoding, Encodings, symmetric_encoding
 from buildlib.errors import BuildError
+from buildlib.graph import interface
+from buildlib.graph.values import is_parameter, source_of, static_shape
 from buildlib.numerics.divergence import Divergence
 from buildlib.numerics.runners import Arrays
-from buildlib.quantize.sensitivity.ranking import (
-    KIND_PLURALS,
-    UnitKind,
-    activation_kind,
-    find_units,
-)
-from buildlib.quantize.sensitivity.sweep import Quantized, SensitivityModel
+from buildlib.quantize.grids import activation_names, channel_axis, shared_grids
+from buildlib.quantize.variants import Quantized, VariantModel, constant_names
 from buildlib.sizes import size_text
 
+UnitKind = Literal["weight", "key", "value", "residual", "activation", "constant"]
+UNIT_KINDS: tuple[UnitKind, ...] = get_args(UnitKind)
+_RESIDUAL = re.compile(r"embedding(_scaled)?|layer_\d+_(attention_residual|output)")
+KIND_PLURALS: Mapping[UnitKind, str] = {
+    "weight": "weights", "key": "keys", "value": "values", "residual": "hidden states",
+    "activation": "activations",
+}  # fmt: skip
 LARGE_LOSS = 0.1
 """KL divergence in nats that is worth a warning: text of the model in float then has a perplexity
 that is 10 % higher (`exp(0.1)`)."""
@@ -38,6 +45,24 @@ _TOLD_PART = 0.1
 """Part of the whole loss that a kind of tensors has at least, to be told."""
 _FOUR, _EIGHT = 4, 8
 _MOST_NATS = 700.0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Tensors that are quantized together, and can get more bits together.
+
+    Attributes:
+        name: of the weight; of the first value of a group that shares a grid; or of the layer.
+        kind: weights of matrices; keys, values; what layers add up; other activations; or other
+            constants (norms, tables).
+        segment: the first segment that has it: 0 is the embedding, i + 1 layer i, then the head.
+        encodings: of its tensors.
+    """
+
+    name: str
+    kind: UnitKind
+    segment: int
+    encodings: Quantized
 
 
 @dataclass(frozen=True)
@@ -120,10 +145,10 @@ class LossMeter(Closeable):
         config: DecoderConfig,
         windows: Sequence[Sequence[int]],
     ) -> None:
-        self._model = SensitivityModel(model, config, windows, join=True)
+        self._model = VariantModel(model, config, windows, join=True)
         self.sizes = ValueSizes()
         try:
-            self._model.record_other(float_model)
+            self._model.record(float_model)
         except BaseException:
             self._model.close()
             raise
@@ -253,3 +278,70 @@ def _remedy(loss: KindLoss, given: Quantized) -> str | None:
         return f"quantization.{'param_bitwidth=8' if mixed else 'recipe=w4a16-mixed'}"
     cache = loss.kind in {"key", "value"}
     return f"quantization.{'kv_bitwidth' if cache else 'act_bitwidth'}=16"
+
+
+def find_units(graphs: Sequence[ir.Graph], encodings: Quantized) -> list[Unit]:
+    """Return the units of a model: each weight, and each group of values that share a grid.
+
+    Args:
+        encodings: by name; values without one are in no unit.
+    """
+    units: dict[str, Unit] = {}
+    for index, graph in enumerate(graphs):
+        for unit in (*_weights(graph, index, encodings), *_activations(graph, index, encodings)):
+            units.setdefault(unit.name, unit)
+    return list(units.values())
+
+
+def matrices(graph: ir.Graph) -> dict[str, tuple[ir.Value, int]]:
+    """Return the weights of matrices, each with the axis of its channels."""
+    matrices = {}
+    for node in graph:
+        axis = channel_axis(node, 1) if len(node.inputs) > 1 else None
+        value = node.inputs[1] if axis is not None else None
+        if axis is not None and value is not None and is_parameter(value):
+            matrices[str(source_of(value).name)] = (source_of(value), axis)
+    return matrices
+
+
+def _weights(graph: ir.Graph, segment: int, encodings: Quantized) -> Iterator[Unit]:
+    for name in matrices(graph):
+        if name in encodings and encodings[name].dtype == "INT":
+            yield Unit(name, "weight", segment, {name: encodings[name]})
+
+
+def _activations(graph: ir.Graph, segment: int, encodings: Quantized) -> Iterator[Unit]:
+    """Yield groups of values on one grid; a constant that lies on one belongs to the group."""
+    border = str(graph.inputs[0].name) if segment else None
+    sizes = {
+        str(value.name): math.prod(static_shape(value) or ())
+        for value in (*graph.inputs, *(output for node in graph for output in node.outputs))
+    }
+    computed_names = set(activation_names(graph))
+    weights = matrices(graph)
+    grouped_names: set[str] = set(weights)
+    for names in shared_grids(graph):
+        own = {
+            name: encodings[name]
+            for name in sorted(names - {border} - set(weights))
+            if name in encodings and encodings[name].dtype == "INT"
+        }
+        grouped_names |= set(own)
+        if own:
+            largest = computed_names & own.keys() or own
+            first = min(largest, key=lambda name: (-sizes.get(name, 0), name))
+            kind = activation_kind(own) if computed_names & own.keys() else "constant"
+            yield Unit(first, kind, segment, own)
+    for name in sorted(constant_names(graph) - grouped_names):
+        if name in encodings and encodings[name].dtype == "INT" and encodings[name].bw <= 16:
+            yield Unit(name, "constant", segment, {name: encodings[name]})
+
+
+def activation_kind(names: Iterable[str]) -> UnitKind:
+    """Return the kind of values that share a grid."""
+    for name in names:
+        if interface.is_kv(name):
+            return "key" if name.startswith("past_key") else "value"
+        if _RESIDUAL.fullmatch(name):
+            return "residual"
+    return "activation"

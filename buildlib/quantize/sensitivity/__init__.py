@@ -1,1 +1,0 @@
-"""Costs of quantization, tensor by tensor."""
