@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.builder.build_options import by_dotted_keys
 from buildlib.builder.lora_config import LoraBuilderInputConfig
+from buildlib.builder.speculative_config import SPECULATIONS
 from buildlib.container.op_packages import KEY as OP_PACKAGES
 from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.paths import user_path
-from buildlib.speculative.config import SPECULATIONS
 from buildlib.validation import first_fault
 
 _TARGETS, _ATTACHED = "targets", "attached_builders"

@@ -24,7 +24,6 @@ from buildlib.builder.build_options import (
     BuildOptions,
     by_dotted_keys,
 )
-from buildlib.builder.genie_check import require_agreement
 from buildlib.builder.lora_config import LoraBuilderInputConfig
 from buildlib.builder.plan import BuildPlan
 from buildlib.builder.runner import OnStage
@@ -41,6 +40,7 @@ from buildlib.builder.sources import (
     layers_of,
     positions_of,
 )
+from buildlib.builder.speculative_config import SpeculativeConfig
 from buildlib.builder.verification import verify_build
 from buildlib.cache.layout import is_model_name
 from buildlib.checkpoint.architectures import SupportedLLMs
@@ -53,7 +53,6 @@ from buildlib.numerics.comparison import VerificationReport
 from buildlib.numerics.transformers import ReferenceEngine
 from buildlib.numerics.verifier import OnComparison, VerifyOptions
 from buildlib.paths import absolute_user_path, default_cache_root
-from buildlib.speculative.config import SpeculativeConfig
 from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
@@ -428,7 +427,8 @@ class GenAIBuilderHTP:
         for config in plan.compile_configs():
             self._toolchain.check(config)
         workers = default_workers() if self.max_workers is None else self.max_workers
-        require_agreement(self.speculative_config, target, self._cache_root)
+        for addition in plan.additions:
+            addition.check_target(target, self._cache_root)
         self._warn_of_length()
         sources = Sources(
             self._source,

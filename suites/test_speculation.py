@@ -9,7 +9,7 @@ from types import MappingProxyType
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from buildlib.speculative.agreement import SPECULATIVE
+from buildlib.container.genie_decoding import SPECULATIVE
 from harness.pytest_plugin.measurements import MeasurementRecorder
 from harness.runtimes.genie.runtime import GenieModel
 from harness.runtimes.tokenizer import encode, load_tokenizer

@@ -26,7 +26,6 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 from buildlib.builder.build import Build, BuildOutputs
-from buildlib.builder.genie_check import CHECKED, check_genie
 from buildlib.genai import GenAIBuilderFactory
 from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer
@@ -346,7 +345,9 @@ def plan_reference(cache: Path, target: str) -> Build:
 @pytest.fixture(scope="session")
 def genie_checks(build_cache: Path) -> Path:
     """A cache that knows what the installed Genie makes of dialogs of types `spd` and `lade`."""
-    needs("libatomic1")
+    needs("libatomic1", "plugins.speculation")
+    from plugins.speculation.genie_check import CHECKED, check_genie
+
     with FileLock(f"{build_cache}.genie.lock"):
         for kind in CHECKED:
             check_genie(kind, build_cache)

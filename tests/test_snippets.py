@@ -384,7 +384,7 @@ def models_to_build(reader: Reader) -> None:
     reader.installed()
     reader.model("MODEL", "MODEL_DIR", "model_dir")
     reader.text("FILE")
-    needs("plugins.lora")
+    needs("plugins.lora", "plugins.speculation")
     reader.give("eaglet", tiny_llama.folder() / "eaglet")
     reader.give("ssd_tensor.safetensors", tiny_llama.folder() / "ssd" / "ssd_tensor.safetensors")
     options = next(block.text for block in blocks("yaml") if block.path.name == "builder.md")
@@ -401,7 +401,7 @@ def a_gguf(reader: Reader) -> None:
     write_gguf(reader.folder / "model-Q4_K_M.gguf")
 
 
-@scene("training.md", slow=True)
+@scene("speculation.md", slow=True)
 def a_model_and_a_text(reader: Reader) -> None:
     reader.installed()
     reader.model("MODEL_DIR")

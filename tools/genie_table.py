@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.builder.genie_check import check_genie
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_limits import find_limits
 from buildlib.container.text_embedding import TextEmbeddingConfig
@@ -82,6 +81,8 @@ def needed_hardware(configuration: Configuration, kind: ConfigKind) -> str:
     if not isinstance(config, GenieConfig | TextEmbeddingConfig):
         return ""
     if isinstance(config, GenieConfig) and config.dialog.type in ("spd", "lade"):
+        from plugins.speculation.genie_check import check_genie
+
         found = check_genie(config.dialog.type, default_cache_root())
         # Not `refusal`, whose count of texts varies with the guesses of lookahead.
         wrong = f"another Genie: {found.genie} gives other texts than plain decoding"

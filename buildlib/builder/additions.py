@@ -14,14 +14,13 @@ import onnx_ir as ir
 from buildlib.builder.build_options import BuildOptions
 from buildlib.builder.lora_config import LoraBuilderInputConfig
 from buildlib.builder.options import OptionValue
+from buildlib.builder.speculative_config import EagletBuilderConfig, SpeculativeConfig
 from buildlib.builder.stage import CachedStage
-from buildlib.builder.stages.add_forecast import AddForecast
 from buildlib.builder.stages.extract_embedding import EMBEDDING_FILE, ExtractEmbedding
-from buildlib.builder.stages.prepare_draft import GiveHiddenStates
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.checkpoint.layout import TOKENIZER_FILE
 from buildlib.container.genie_config import GenieConfig
+from buildlib.container.manifest import SpeculationRecord
 from buildlib.container.op_packages import (
     OpPackage,
     added_operations,
@@ -33,20 +32,7 @@ from buildlib.container.writer import ContainerFile
 from buildlib.embedding.config import TABLE_FILE, EmbedDatatype, EmbeddingConfig
 from buildlib.entry_points import load_entry
 from buildlib.errors import InvalidOptionError
-from buildlib.graph.files import external_tensors, load_model
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.speculative.config import (
-    DRAFT_FOLDER,
-    PREFIX_FOLDER,
-    EagletBuilderConfig,
-    PlainDialog,
-    SpeculativeConfig,
-    SsdBuilderConfig,
-    check_speculation,
-    speculate,
-)
-from buildlib.speculative.draft_model import DraftHead
-from buildlib.speculative.forecast import CACHE_FILE
 from buildlib.targets import Target
 from buildlib.toolchains.base import OpPackageLibrary, Toolchain
 
@@ -62,7 +48,7 @@ class PreparedModel:
         lora: folder with adapters.
         table: folder with an embedding table.
         forecast: folder with the prefix of forecast tokens.
-        draft: names in the container of a draft head's binaries.
+        draft: names in the container of the binaries of a model that drafts.
         with_states: with hidden states as an output, and the embedding still in the graph.
     """
 
@@ -84,11 +70,6 @@ class Composition:
     def having(self, config: GenieConfig, files: Mapping[str, ContainerFile]) -> "Composition":
         """Return a copy with another configuration, and further files."""
         return Composition(config, {**self.extras, **files})
-
-    def with_binaries(self, binaries: Mapping[str, Path]) -> "Composition":
-        """Return a copy with further context binaries by their names."""
-        files = {name: ContainerFile(path, "binary") for name, path in binaries.items()}
-        return self.having(self.genie_config, files)
 
 
 @dataclass
@@ -162,11 +143,22 @@ class Addition:
             on_host: whether tokens are looked up on the host.
         """
 
+    def check_target(self, target: Target, cache_root: Path) -> None:
+        """Check, by running it if need be, that what is installed gets it right on a target."""
+
     def check_model(self, model: ir.Model) -> None:
         """Check that a canonical model can have it."""
 
     def stages(self, making: Making) -> None:
         """Add its stages to a model."""
+
+    def draft(self, making: Making) -> CachedStage | None:  # noqa: ARG002
+        """Return the stage of a second model that drafts, when all have added theirs."""
+        return None
+
+    def compare(self, folder: Path, config: GenieConfig) -> SpeculationRecord | None:  # noqa: ARG002
+        """Compare the texts of the container's dialog in a folder with plain decoding's."""
+        return None
 
     def genie(
         self,
@@ -176,55 +168,6 @@ class Addition:
     ) -> Composition:
         """Add its block and files to a dialog."""
         return made
-
-
-@dataclass(frozen=True)
-class Speculating(Addition):
-    """A kind of speculative decoding."""
-
-    config: SpeculativeConfig
-
-    @property
-    def trained(self) -> str:
-        kinds = {SsdBuilderConfig: "forecast tokens", EagletBuilderConfig: "draft heads"}
-        return kinds.get(type(self.config), "")
-
-    def as_options(self) -> dict[str, OptionValue]:
-        return options_of("speculative_config", self.config)
-
-    def files(self) -> Iterator[Path]:
-        yield from (path for _, path in self.config if isinstance(path, Path))
-        if isinstance(self.config, EagletBuilderConfig):
-            draft = load_model(self.config.draft_model_path)
-            yield from (Path(tensor.path) for tensor in external_tensors(draft))
-
-    def check(self, ars: Sequence[int], *, on_host: bool) -> None:
-        check_speculation(self.config, ars, on_host=on_host)
-
-    def stages(self, making: Making) -> None:
-        match self.config:
-            case SsdBuilderConfig(ssd_tensor_file=path):
-                hashes = making.hash_files({path.name: path})
-                entry = making.add(AddForecast(making.last, self.config, hashes))
-                making.prepared["forecast"] = entry.folder
-            case EagletBuilderConfig():
-                making.prepared["with_states"] = making.add(GiveHiddenStates(making.last))
-                making.prepared["draft"] = (f"{DRAFT_FOLDER}/{draft_binary(making.name)}",)
-
-    def genie(self, made: Composition, prepared: PreparedModel, facts: DialogFacts) -> Composition:
-        plain = PlainDialog(made.genie_config, facts.target, prepared.model / TOKENIZER_FILE)
-        vocabulary = None
-        if isinstance(self.config, EagletBuilderConfig):
-            vocabulary = DraftHead.load(self.config.draft_model_path, facts.decoder).n_vocab
-        how = speculate(plain, self.config, facts.ars, prepared.draft, vocabulary)
-        files = {
-            name: ContainerFile(path, "configuration" if path.suffix == ".json" else "binary")
-            for name, path in how.files.items()
-        }
-        if prepared.forecast is not None:
-            name = f"{PREFIX_FOLDER}/{CACHE_FILE}"
-            files[name] = ContainerFile(prepared.forecast / name, "forecast_prefix")
-        return made.having(how.genie_config, files)
 
 
 @dataclass(frozen=True)
@@ -287,12 +230,9 @@ def additions_of(
         raise InvalidOptionError("split_model.split_embedding", reason, ())
     added: list[Addition] = []
     if lora is not None:
-        make = cast("Callable[[LoraBuilderInputConfig], Addition] | None", load_entry(DOOR, "lora"))
-        if make is None:
-            raise InvalidOptionError("lora_config", "it needs the plugin `lora`", ())
-        added.append(make(lora))
+        added.append(_made_by("lora", "lora_config", lora))
     if speculative is not None:
-        added.append(Speculating(speculative))
+        added.append(_made_by("speculation", "speculative_config", speculative))
     if on_host:  # last: forecast tokens have rows in it
         added.append(HostTable(options.embedding_datatype))
     if options.op_packages:
@@ -302,8 +242,17 @@ def additions_of(
     return tuple(added)
 
 
+def _made_by(
+    plugin: str, option: str, config: LoraBuilderInputConfig | SpeculativeConfig
+) -> Addition:
+    make = cast("Callable[[object], Addition] | None", load_entry(DOOR, plugin))
+    if make is None:
+        raise InvalidOptionError(option, f"it needs the plugin `{plugin}`", ())
+    return make(config)
+
+
 def draft_binary(name: str) -> str:
-    """Return the name of the context binary of a model's draft head."""
+    """Return the name of the context binary of the model that drafts for another."""
     return f"{name}_draft.bin"
 
 

@@ -20,7 +20,6 @@ from buildlib.builder.additions import (
     HostTable,
     Making,
     PreparedModel,
-    Speculating,
     draft_binary,
 )
 from buildlib.builder.lora_config import BEYOND_FILE
@@ -40,7 +39,6 @@ from buildlib.builder.stages.convert import Convert
 from buildlib.builder.stages.import_onnx import ImportOnnx
 from buildlib.builder.stages.optimize_weights import OptimizeWeights
 from buildlib.builder.stages.package import CONTAINER, Package, compose
-from buildlib.builder.stages.prepare_draft import PrepareDraft
 from buildlib.builder.stages.quantize_weights import QuantizeWeights
 from buildlib.builder.stages.transform import MULTI_HEAD, Transform
 from buildlib.cache.file_hashes import MEMO_FILE, hash_files
@@ -50,10 +48,11 @@ from buildlib.cache.store import StageCache
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
+from buildlib.container.writer import ContainerFile
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import InvalidOptionError, ModelWarning
 from buildlib.graph.decoder import build_decoder
-from buildlib.graph.files import external_tensors, load_model
+from buildlib.graph.files import load_model
 from buildlib.graph.interface import require_shape
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.balance import (
@@ -69,7 +68,6 @@ from buildlib.quantize.grids import check_shared_caches
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.summary import ignored_options
 from buildlib.quantize.techniques.scaling import check_shared_factors
-from buildlib.speculative.config import EagletBuilderConfig
 from buildlib.toolchains.base import Toolchain, compile_memory_bytes
 
 _LEAST_S, _EMULATOR_S, _PHONE_S, _TECHNIQUE_S = 8.0, 0.34e-6, 0.15e-6, 0.16e-6
@@ -331,7 +329,7 @@ class Build:
         for addition in self.plan.additions:
             addition.stages(making)
         prepared = PreparedModel(making.last.folder, **making.prepared)
-        return BuiltModel(tuple(making.versions), prepared, files)
+        return BuiltModel(making, prepared, files)
 
     def _check_import(self, folder: Path) -> None:
         self._check_model(load_model(folder / MODEL_FILE))
@@ -359,7 +357,8 @@ class Build:
         draft = self._add_draft(graph, plan, main)
         if draft is not None:
             path = draft.folder / draft_binary(self.name)
-            composition = composition.with_binaries(dict.fromkeys(main.prepared.draft, path))
+            drafts = dict.fromkeys(main.prepared.draft, ContainerFile(path, "binary"))
+            composition = composition.having(composition.genie_config, drafts)
         binaries = tuple(entry.folder / names[part] for part, entry in artifacts.compiled.items())
         container = graph.add(
             Package(
@@ -448,17 +447,12 @@ class Build:
     def _add_draft(
         self, graph: StageGraph, plan: BuildPlan, main: "BuiltModel"
     ) -> CacheEntry | None:
-        """Build the context binary of a draft head, at the shapes of the model."""
-        with_states = main.prepared.with_states
-        heads = (one.config for one in plan.additions if isinstance(one, Speculating))
-        how = next(heads, None)
-        if not isinstance(how, EagletBuilderConfig) or with_states is None:
+        """Build the context binary of a model that drafts, at the shapes of the model."""
+        stages = (addition.draft(main.making) for addition in plan.additions)
+        stage = next((one for one in stages if one is not None), None)
+        if stage is None:
             return None
-        path, source = how.draft_model_path, self.sources.main
-        files = {Path(tensor.path) for tensor in external_tensors(load_model(path))} | {path}
-        hashes = graph.runner.watch.hash({file.name: file for file in sorted(files)})
-        text, quantization = source.calibration_text, plan.options.quantization
-        draft = graph.add(PrepareDraft(path, hashes, with_states, main.entry, text, quantization))
+        source, draft = self.sources.main, graph.add(stage)
         sources, models = dict.fromkeys(plan.shapes, source), dict.fromkeys(plan.shapes, draft)
         part = Part(1, 1)
         names, whole = {part: draft_binary(self.name)}, SplitModelConfig()
@@ -518,18 +512,23 @@ class BuiltModel:
     """A source in canonical form, with everything that the plan adds to it.
 
     Attributes:
-        versions: as `BuildOutputs` has them.
+        making: of which all stages are declared.
         inputs: hashes of the files it came from.
     """
 
-    versions: tuple[CacheEntry, ...]
+    making: Making
     prepared: PreparedModel
     inputs: Mapping[str, str]
 
     @property
+    def versions(self) -> tuple[CacheEntry, ...]:
+        """As `BuildOutputs` has them."""
+        return tuple(self.making.versions)
+
+    @property
     def entry(self) -> CacheEntry:
         """The last version."""
-        return self.versions[-1]
+        return self.making.last
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from buildlib.builder.options import (
     PositiveInt,
     SplitModelConfig,
 )
+from buildlib.builder.speculative_config import SPECULATIONS, SpeculativeConfig, speculation_of
 from buildlib.container.op_packages import OpPackage
 from buildlib.embedding.config import EmbedDatatype
 from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.techniques.arguments import TechniqueArguments
-from buildlib.speculative.config import SPECULATIONS, SpeculativeConfig, speculation_of
 from buildlib.targets import Target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HTP_KINDS, HtpConfigHelper

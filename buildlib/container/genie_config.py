@@ -290,6 +290,10 @@ class GenieConfig(GenieBlock):
             changes["context"] = self.dialog.context.model_copy(update={"size": context_size})
         return self._changed({key: value for key, value in changes.items() if value is not None})
 
+    def with_turns_of(self, new_tokens: int) -> "GenieConfig":
+        """Bound the tokens of each turn: `eaglet` gives one token less than `max-num-tokens`."""
+        return self.with_dialog(max_num_tokens=new_tokens + (self.dialog.type == "eaglet"))
+
     def with_special_tokens(self, bos_token: int, eos_token: tuple[int, ...]) -> "GenieConfig":
         """Return a copy with other tokens before a dialog (-1 for none) and after answers."""
         tokens = {"bos_token": bos_token, "eos_token": eos_token}

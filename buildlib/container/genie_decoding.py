@@ -85,6 +85,10 @@ class Sampler(GenieBlock):
 GREEDY = Sampler(seed=42, temp=1.0, top_k=1, top_p=1.0)
 
 
+SPECULATIVE = frozenset({"lade", "spd", "ssd-q1", "eaglet"})
+"""Types of dialogs whose greedy text is that of plain decoding."""
+
+
 class Lade(GenieBlock):
     """Lookahead decoding: n-grams that the model itself has seen coming are verified at once."""
 

@@ -215,6 +215,11 @@ class SpeculationRecord(_Part):
         differ = self.differing or "none"
         return f"{differ} of {self.prompts} texts differ from plain decoding's"
 
+    @property
+    def described(self) -> str:
+        """Itself, with the Genie that it holds for."""
+        return f"{self} (Genie {self.genie}, {self.tokens} tokens each)"
+
 
 class LossRecord(_Part):
     """Loss of quantization: the quantized model on this host's CPU beside the model in float.

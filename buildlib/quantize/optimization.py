@@ -11,7 +11,7 @@ from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.entry_points import load_entry
 from buildlib.graph.files import load_model, save_model
 from buildlib.quantize.options import DOOR, StepName, TechniqueName
-from buildlib.quantize.techniques import gptq, seqmse
+from buildlib.quantize.techniques import gptq
 from buildlib.quantize.techniques.arguments import TechniqueArguments
 from buildlib.quantize.techniques.base import FloatModel, WeightTechnique
 from buildlib.quantize.techniques.layerwise import LayerwiseTechnique
@@ -28,7 +28,7 @@ def techniques(
     arguments: TechniqueArguments, names: Iterable[StepName]
 ) -> Mapping[StepName, WeightTechnique]:
     """Return techniques by name: those here, and those of `names` that plugins have."""
-    seq, first, second = arguments.seqmse, arguments.gptq, arguments.gptaq
+    first, second = arguments.gptq, arguments.gptaq
     solve_gptq = partial(gptq.solve, arguments=first)
     solve_gptaq = partial(gptq.solve, arguments=second, to_float=True)
     ours: dict[StepName, WeightTechnique] = {
@@ -36,7 +36,6 @@ def techniques(
         "splitting": Spreading("splitting", rotates=False),
         "scaling": Scaling("scaling"),
         "spinquant": Rotation("spinquant", arguments.spinquant.seed),
-        "seqmse": LayerwiseTechnique("seqmse", partial(seqmse.solve, arguments=seq)),
         "gptq": LayerwiseTechnique("gptq", solve_gptq, first.damping, math.inf),
         "gptaq": LayerwiseTechnique("gptaq", solve_gptaq, second.damping, second.float_text),
     }

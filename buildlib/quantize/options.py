@@ -15,7 +15,7 @@ StepName = Literal["spreading", "splitting", "scaling"] | TechniqueName
 """What changes a float model: a technique, or what is exact and gives bits room."""
 DOOR = "techniques"
 """Entry points of techniques: each takes its name and its arguments, and is a `WeightTechnique`."""
-BUILT_IN = ("spinquant", "seqmse", "gptq", "gptaq")
+BUILT_IN = ("spinquant", "gptq", "gptaq")
 RangeName = Literal["minmax", "percentile", "mse"]
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {

@@ -10,7 +10,6 @@ from harness.cli.arguments import absolute
 from harness.console import print_remark
 from harness.errors import WrongUseError
 from harness.runtimes.base import GenerationResult
-from harness.runtimes.genie.speculation import describe
 
 LoraAdapter = Annotated[
     str | None,
@@ -103,4 +102,4 @@ def tell_faults(result: GenerationResult) -> None:
     if result.retries:
         print_remark(f"the program lost the end of its output: run {result.retries + 1} is shown")
     if result.speculation is not None and not result.speculation.agrees:
-        print_remark(describe(result.speculation))
+        print_remark(result.speculation.described)

@@ -28,6 +28,7 @@ from buildlib.checkpoint.tokenizer import (
 from buildlib.container.chat_template import ChatTemplate
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import DlcInfo, inspect_dlc, is_dlc
+from buildlib.container.genie_decoding import SPECULATIVE
 from buildlib.container.manifest import (
     KV_BYTES,
     METADATA,
@@ -39,7 +40,6 @@ from buildlib.container.op_packages import registrations
 from buildlib.errors import InputFileError
 from buildlib.genai import builders
 from buildlib.sizes import size_text
-from buildlib.speculative.agreement import SPECULATIVE
 from buildlib.toolchains.base import BinaryInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.validation import NoEffect
@@ -50,7 +50,6 @@ from harness.cli.tensors import (
     read_binaries,
 )
 from harness.console import answers, print_json, print_rows
-from harness.runtimes.genie.speculation import describe
 
 _Infos = Mapping[str, BinaryInfo | DlcInfo]
 
@@ -216,7 +215,10 @@ def _print_manifest(
         **{f"{key} has": str(note) for key, note in _without_effect(metadata).items()},
     }
     if not container.embeds and container.genie_config.dialog.type in SPECULATIVE:
-        facts["speculation"] = describe(metadata.speculation)
+        known = metadata.speculation
+        facts["speculation"] = (
+            "not compared with plain decoding" if known is None else known.described
+        )
     for number, one in enumerate(registrations(metadata.op_packages), 1):
         facts[f"registers {number}"] = f"{one} sha256:{metadata.files[one.file].sha256[:16]}"
     print_facts(console, facts)

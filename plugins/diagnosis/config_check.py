@@ -1,21 +1,21 @@
 """`qnnfarm config`: judges Genie configurations, and the files beside them."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
-from buildlib.builder.genie_check import check_genie, refusal
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_limits import Limit, find_limits
 from buildlib.container.manifest import GENIE_CONFIG, HTP_CONFIG
 from buildlib.container.text_embedding import TextEmbeddingConfig
+from buildlib.entry_points import load_entry
 from buildlib.errors import InputFileError, ToolchainMissingError
-from buildlib.paths import default_cache_root
 from buildlib.validation import Fault
 from harness.cli.arguments import Json
 from harness.console import answers, print_json
 from harness.errors import BAD, NO_ANSWER, WrongUseError
+from harness.runtimes.genie.runtime import DIALOGS, DialogCheck
 from plugins.diagnosis.genie_files import Judgement, judge_files
 
 app = typer.Typer(help="Genie configurations: check them.", no_args_is_help=True)
@@ -115,13 +115,10 @@ def _limits(judgement: Judgement) -> list[Limit]:
 def _refusal(judgement: Judgement) -> str:
     """Say why dialogs of this type are refused with the installed Genie; empty if they are not."""
     config = judgement.config
-    if not isinstance(config, GenieConfig) or config.dialog.type not in {"spd", "lade"}:
+    check = cast("DialogCheck | None", load_entry(DIALOGS, "speculation"))
+    if not isinstance(config, GenieConfig) or check is None:
         return ""
-    try:
-        genie = check_genie(config.dialog.type, default_cache_root())
-    except ToolchainMissingError:
-        return ""
-    return "" if genie.agrees else refusal(config.dialog.type, genie)
+    return check.find_fault(config.dialog.type)
 
 
 def _as_json(judgement: Judgement) -> dict[str, Any]:

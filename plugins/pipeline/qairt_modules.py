@@ -19,7 +19,7 @@ ROOT = "qairt"
 
 _GENAI = "buildlib.genai"
 _CONTAINER = "buildlib.container.container"
-_SPECULATION = "buildlib.speculative.config"
+_SPECULATION = "buildlib.builder.speculative_config"
 _BASES = "qairt.experimental.pipeline.torch.common.bases"
 _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {

@@ -8,16 +8,16 @@ import pytest
 
 from buildlib.builder.additions import HostTable
 from buildlib.builder.build_options import BuildOptions, known_options
-from buildlib.builder_options import apply_options, flatten_options
-from buildlib.errors import InvalidOptionError
-from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
-from buildlib.speculative.config import (
+from buildlib.builder.speculative_config import (
     EagletBuilderConfig,
     LadeBuilderConfig,
     SpdBuilderConfig,
     SpeculativeConfig,
     SsdBuilderConfig,
 )
+from buildlib.builder_options import apply_options, flatten_options
+from buildlib.errors import InvalidOptionError
+from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.targets import parse_target
 
 HERE = Path("/models")

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from buildlib.builder.additions import Speculating
 from buildlib.builder.build import Build
 from buildlib.builder.build_options import known_options, no_effects
+from buildlib.builder.speculative_config import EagletBuilderConfig
 from buildlib.builder.stages.package import Package
 from buildlib.builder_options import PROPERTIES, apply_options
 from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import METADATA, TOKENIZER
 from buildlib.errors import BuildError, LossTooLargeError
-from buildlib.speculative.config import EagletBuilderConfig, PlainDialog, speculate
 from buildlib.targets import parse_target
 from buildlib.toolchains.htp_extensions import HTP_KINDS
 from suites.models import tiny_llama
@@ -40,6 +39,7 @@ class Case:
     target: str = EMULATOR
 
 
+_KWARGS = "quantization.technique_kwargs"
 _W4 = {"quantization.param_bitwidth": 4}
 _ELSEWHERE = {
     "arn_cl_options.auto_regression_number": [1, 64],
@@ -55,7 +55,7 @@ _LORA = {"lora_config.lora_config_path": "ADAPTER", **_APART}
 
 def _technique(name: str, **values: object) -> dict[str, Case]:
     few = {"quantization.techniques": [name], "quantization.param_bitwidth": 4}
-    prefix = f"quantization.technique_kwargs.{name}"
+    prefix = f"{_KWARGS}.{name}"
     return {f"{prefix}.{key}": Case(value, few) for key, value in values.items()}
 
 
@@ -182,23 +182,21 @@ def plan(small_bundle: Path, small_model: Path, build_cache: Path, adapter: Path
     return make
 
 
-@pytest.fixture(scope="module")
-def dialog(small_bundle: Path) -> PlainDialog:
-    container = GenAIContainer.load(small_bundle)
-    return PlainDialog(container.genie_config, parse_target(EMULATOR), container.files[TOKENIZER])
-
-
-def outcome(plan: Plan, given: Given, target: str, dialog: PlainDialog) -> dict[str, object] | str:
+def outcome(plan: Plan, given: Given, target: str, small_bundle: Path) -> dict[str, object] | str:
     """Return what a build with some options would make, or why it is refused."""
     try:
         build = plan(given, target)
         nodes = build.stages()
         speculation = None
-        for one in build.plan.additions:
-            if isinstance(one, Speculating):
-                drafts = ("draft.bin",) if isinstance(one.config, EagletBuilderConfig) else ()
-                how = speculate(dialog, one.config, build.plan.ars, drafts)
-                speculation = how.genie_config.to_json()
+        how = build.plan.options.speculative_config
+        if how is not None:
+            from plugins.speculation.dialog import PlainDialog, speculate
+
+            container = GenAIContainer.load(small_bundle)
+            tokenizer, on = container.files[TOKENIZER], parse_target(EMULATOR)
+            plain = PlainDialog(container.genie_config, on, tokenizer)
+            drafts = ("draft.bin",) if isinstance(how, EagletBuilderConfig) else ()
+            speculation = speculate(plain, how, build.plan.ars, drafts).genie_config.to_json()
     except BuildError as error:
         return str(error)
     made: dict[str, object] = {
@@ -220,13 +218,17 @@ def test_every_option_of_a_build_has_a_case() -> None:
 @pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize("key", CASES)
 def test_an_option_of_a_build_acts_is_refused_or_is_said_to_have_no_effect(
-    key: str, plan: Plan, dialog: PlainDialog
+    key: str, plan: Plan, small_bundle: Path
 ) -> None:
     case = CASES[key]
     if "ADAPTER" in str((case.value, case.beside)):
         needs("plugins.lora")
-    without = outcome(plan, case.beside, case.target, dialog)
-    having = outcome(plan, {**case.beside, key: case.value}, case.target, dialog)
+    if "speculative_config" in (key, *case.beside) or key.startswith("speculative_config."):
+        needs("plugins.speculation")
+    if key.startswith((f"{_KWARGS}.seqmse", f"{_KWARGS}.adascale")):
+        needs("plugins.techniques")
+    without = outcome(plan, case.beside, case.target, small_bundle)
+    having = outcome(plan, {**case.beside, key: case.value}, case.target, small_bundle)
     if isinstance(having, str):
         named = (key, key.rpartition(".")[2], "/no/such", "KL ")
         assert any(name in having for name in named), having

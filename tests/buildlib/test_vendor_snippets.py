@@ -18,6 +18,7 @@ import pytest
 
 from buildlib.builder.lora_config import LoraSet
 from buildlib.builder.options import M2sStartPoint
+from buildlib.builder.speculative_config import LadeBuilderConfig
 from buildlib.cache.layout import SIDECAR as RECORD
 from buildlib.cache.records import read_files
 from buildlib.checkpoint.layout import MODEL_FILE
@@ -29,7 +30,6 @@ from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.replay import entry_beside
-from buildlib.speculative.config import LadeBuilderConfig
 from buildlib.toolchains.compile_config import CompileConfig
 from plugins.pipeline.qairt_modules import qairt_modules
 from plugins.pipeline.registry import StageRegistry

@@ -5,8 +5,6 @@ import_onnx          anybody's ONNX → the same canonical form
 import_mllm          a .mllm file → canonical ONNX with the integers and grids of the file
 optimize_weights     keys and values rescaled, weights changed by GPTAQ and its like
 complete_encodings   the missing encodings, by calibration
-add_forecast         rows and prefix of forecast tokens
-prepare_draft        hidden states as an output; the draft head that reads them
 extract_embedding    the embedding table as a file of its own
 arcl                 float ONNX → float ONNX at another (AR, CL)
 transform            float ONNX → its parts, cut at layer boundaries, single-head

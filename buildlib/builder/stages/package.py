@@ -19,7 +19,7 @@ from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.rotary import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling
 from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
-from buildlib.container.genie_decoding import GREEDY, Sampler, TokenPenalty
+from buildlib.container.genie_decoding import GREEDY, SPECULATIVE, Sampler, TokenPenalty
 from buildlib.container.genie_engine import RopeScaling
 from buildlib.container.manifest import (
     CLIPPED_ADAPTERS,
@@ -36,7 +36,6 @@ from buildlib.files import atomic_write_bytes
 from buildlib.graph.rope import frequency_divisors
 from buildlib.quantize.summary import describe_factors, summarize_quantization
 from buildlib.quantize.techniques.spreading import describe_spreading
-from buildlib.speculative.agreement import SPECULATIVE, check_on_emulator
 from buildlib.targets import Target
 
 CONTAINER = "container"
@@ -102,6 +101,10 @@ class Package(CachedStage):
             *(entry.hash for entry in self.compiled),
         )
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return *super().modules, *(type(one).__module__ for one in self.plan.additions)
+
     def run(self, folder: Path) -> None:
         plan, prepared = self.plan, self.prepared
         quantization = summarize_quantization(self.quantized)
@@ -151,7 +154,8 @@ class Package(CachedStage):
         if config.dialog.type not in SPECULATIVE or not self.plan.target.emulator:
             return None
         try:
-            return check_on_emulator(folder, config)
+            records = (one.compare(folder, config) for one in self.plan.additions)
+            return next((one for one in records if one is not None), None)
         except ToolchainError as error:
             warnings.warn(f"its text was not compared: {error}", ModelWarning, stacklevel=2)
             return None

@@ -5,15 +5,15 @@ A runtime has one run folder, and each query is a process of its own.
 
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol, cast
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.genie_decoding import GREEDY, Sampler
+from buildlib.container.genie_decoding import GREEDY, SPECULATIVE, Sampler
 from buildlib.container.manifest import (
     CLIPPED_ADAPTERS,
     GENIE_CONTRACT,
@@ -21,8 +21,8 @@ from buildlib.container.manifest import (
     has_file,
 )
 from buildlib.container.op_packages import registrations
+from buildlib.entry_points import load_entry
 from buildlib.errors import ModelWarning
-from buildlib.speculative.agreement import bound_turns
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
@@ -91,7 +91,6 @@ from harness.runtimes.genie.output import (
     parse_profile,
     parse_trace,
 )
-from harness.runtimes.genie.speculation import compare_dialog, refuse_wrong_dialogs
 from harness.runtimes.tokenizer import ContextLimit, encode
 
 _WITHOUT_DEPTH = frozenset({"spd", "ssd-q1", "eaglet", "lade", "multistream"})
@@ -243,7 +242,40 @@ def bound_answer(
         if dialog.lade is not None:
             ahead = dialog.lade.tokens_per_step or ahead
         size = min(size, prompt_tokens + new_tokens + ahead)
-    return bound_turns(config, new_tokens).with_dialog(context_size=size)
+    return config.with_turns_of(new_tokens).with_dialog(context_size=size)
+
+
+DIALOGS = "dialogs"
+"""Entry points of what checks dialogs; one, `speculation`, a `DialogCheck`."""
+Ask = Callable[[GenieConfig, str, int], str]
+"""Answer of a new dialog on the device to a prompt, in so many tokens."""
+
+
+class DialogCheck(Protocol):
+    """The module at the door `dialogs`: do dialogs that speculate say what plain decoding says?"""
+
+    def find_fault(self, kind: str) -> str:
+        """Say why a type of dialog is refused with the installed Genie; empty if it is not."""
+
+    def compare(
+        self, config: GenieConfig, container: GenAIContainer, genie: tuple[str, str], ask: Ask
+    ) -> SpeculationRecord:
+        """Compare a dialog's texts with plain decoding's, by the Genie of this name and SHA-256."""
+
+
+def find_dialog_check(config: GenieConfig, container: GenAIContainer) -> DialogCheck | None:
+    """Return what checks a dialog that speculates, None for others; refuse one that is wrong."""
+    kind = config.dialog.type
+    if kind not in SPECULATIVE:
+        return None
+    check = cast("DialogCheck | None", load_entry(DIALOGS, "speculation"))
+    if check is None:
+        fault = f"dialogs of type {kind} need the plugin `speculation`, which checks their text"
+    else:
+        fault = check.find_fault(kind) if container.metadata.target.emulator else ""
+    if fault:
+        raise WrongUseError(f"{container.path} cannot run: {fault}")
+    return check
 
 
 _OUTPUT = "output.txt"
@@ -399,7 +431,9 @@ class GenieRuntime(ContainerRuntime):
         genie = (self._origin, self.sha256_of("libGenie.so") or "")
         kind = config.dialog.type
         if kind not in self._compared:
-            self._compared[kind] = compare_dialog(config, self._container, genie, ask)
+            check = find_dialog_check(config, self._container)
+            found = None if check is None else check.compare(config, self._container, genie, ask)
+            self._compared[kind] = found
         return self._compared[kind]
 
     def _query(self, request: GenerationRequest, config: GenieConfig) -> GenerationResult:
@@ -513,7 +547,7 @@ class GenieRuntime(ContainerRuntime):
             whole = request.framing is not None
             spoken = (self._spoken(each, whole=whole) for each in request.conversations)
             request = replace(request, conversations=tuple(spoken))
-        config = bound_turns(config, request.max_new_tokens)
+        config = config.with_turns_of(request.max_new_tokens)
         script = ConversationScript(request, config)
         folder = self.folder()
         state: Mapping[str, bytes] = {}
@@ -698,5 +732,5 @@ class GenieModel(ContainerModel):
         config = config_of(settings, self.container)
         if depth_tokens:
             check_depth(config)
-        refuse_wrong_dialogs(config, self.container)
+        find_dialog_check(config, self.container)
         return config

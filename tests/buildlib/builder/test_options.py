@@ -10,13 +10,18 @@ from buildlib.builder.lora_config import LoraBuilderInputConfig
 from buildlib.builder.options import ARnContextLengthConfig
 from buildlib.builder.plan import graph_shapes
 from buildlib.builder.scheduler import WORKERS_VARIABLE
+from buildlib.builder.speculative_config import (
+    EagletBuilderConfig,
+    SpdBuilderConfig,
+    SsdBuilderConfig,
+)
 from buildlib.errors import BuildError, InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
-from buildlib.speculative.config import EagletBuilderConfig, SpdBuilderConfig, SsdBuilderConfig
 from tests.builders import builder_for
 
 ARS, LENGTHS = "arn_cl_options.auto_regression_number", "arn_cl_options.context_length"
 PARTS, HEAD = "split_model.num_splits", "split_model.split_lm_head"
+SPECULATION = pytest.mark.needs("plugins.speculation")
 NOWHERE = Path("/no/such")
 
 
@@ -65,23 +70,26 @@ def test_options_that_fit(builder: GenAIBuilderHTP, options: Mapping[str, object
             "split_embedding.*prepare_embedding_lut",
         ),
         ({"speculative_config": "lade"}, "speculative_config.*LadeBuilderConfig"),
-        (
+        pytest.param(
             {"speculative_config": SpdBuilderConfig(draft_container=NOWHERE)},
             "draft_container.*is not a folder",
+            marks=SPECULATION,
         ),
-        (
+        pytest.param(
             {
                 "speculative_config": SsdBuilderConfig(ssd_tensor_file=NOWHERE, branches=(1,)),
                 "quantization.techniques": ["spinquant"],
             },
             "forecast tokens were trained on hidden states",
+            marks=SPECULATION,
         ),
-        (
+        pytest.param(
             {
                 "speculative_config": EagletBuilderConfig(draft_model_path=NOWHERE),
                 "quantization.techniques": ["spinquant"],
             },
             "draft heads were trained on hidden states",
+            marks=SPECULATION,
         ),
         pytest.param(
             {"lora_config": LoraBuilderInputConfig(lora_config_path=NOWHERE)},

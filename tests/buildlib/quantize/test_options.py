@@ -26,7 +26,11 @@ def test_a_technique_without_its_plugin_is_refused(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_asked_for(name: str) -> None:
     options = BuildOptions().with_options({RECIPE: name}).quantization
-    assert set(options.weight_techniques) <= {"adascale", *techniques(TechniqueArguments(), ())}
+    assert set(options.weight_techniques) <= {
+        "adascale",
+        "seqmse",
+        *techniques(TechniqueArguments(), ()),
+    }
     bits = Bitwidths.from_options(options)
     assert f"w{bits.param_bitwidth}" in name or name in VENDORS
 

@@ -32,7 +32,7 @@ from buildlib.quantize.optimization import optimize_weights
 from buildlib.quantize.options import QuantizationOptions, TechniqueName
 from buildlib.quantize.qdq import quantize_weights
 from buildlib.quantize.recipe import complete_encodings
-from buildlib.quantize.techniques import gptq, seqmse
+from buildlib.quantize.techniques import gptq
 from buildlib.quantize.techniques.arguments import (
     AdaScaleArguments,
     GptaqArguments,
@@ -52,8 +52,8 @@ FOUR, WIDTH = WeightFormat(4), 160
 FORMATS = [FOUR, WeightFormat(4, 16), WeightFormat(8)]
 QUICK = TechniqueArguments(adascale=AdaScaleArguments(num_iterations=48, learning_rate=0.005))
 GPTAQ = partial(gptq.solve, to_float=True)
-TRAINING = pytest.mark.needs("plugins.training")
-SOLVERS: dict[str, Solver] = {"gptq": gptq.solve, "gptaq": GPTAQ, "seqmse": seqmse.solve}
+TECHNIQUES = pytest.mark.needs("plugins.techniques")
+SOLVERS: dict[str, Solver] = {"gptq": gptq.solve, "gptaq": GPTAQ}
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +290,6 @@ def test_arguments_reach_the_techniques(
     weights = partial(optimized_weight, model, tmp_path, "0.self_attn.v_proj")
     changes: list[tuple[TechniqueName, dict[str, object]]] = [
         ("spinquant", {"seed": 1}),
-        ("seqmse", {"num_candidates": 2}),
         ("gptq", {"damping": 0.5}),
         ("gptaq", {"damping": 0.5}),
         ("gptaq", {"act_order": False}),
@@ -333,10 +332,10 @@ def test_ranges_observed_on_the_way_are_those_of_the_model_made(
 @pytest.mark.parametrize(
     ("technique", "block"),
     [
-        ("seqmse", None),
+        pytest.param("seqmse", None, marks=TECHNIQUES),
         ("gptaq", 32),
-        pytest.param("adascale", None, marks=TRAINING),
-        pytest.param("adascale", 32, marks=TRAINING),
+        pytest.param("adascale", None, marks=TECHNIQUES),
+        pytest.param("adascale", 32, marks=TECHNIQUES),
     ],
 )
 def test_weights_on_their_grids_become_the_same_integers(
@@ -397,7 +396,7 @@ def test_patterns_choose_the_bits_of_weights(tiny: Path, tmp_path: Path) -> None
         complete_encodings(model.path, Encodings(), model.config, (), wrong.bits)
 
 
-@pytest.mark.parametrize("technique", ["gptq", pytest.param("adascale", marks=TRAINING)])
+@pytest.mark.parametrize("technique", ["gptq", pytest.param("adascale", marks=TECHNIQUES)])
 def test_a_weight_outside_the_layers_stays_as_it_is(
     technique: TechniqueName, four_bits: FloatModel, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def test_ranges_of_sixteen_bits_have_a_margin(
     assert wide["pooled_output"] == pytest.approx((1.5 * low, 1.5 * high))
 
 
+@pytest.mark.needs("plugins.techniques")
 @pytest.mark.parametrize("axis", ["MatMul", "Gemm"])
 def test_rounded_weights_have_smaller_errors_than_the_nearest(
     model: Path, windows: list[list[int]], tmp_path: Path, axis: str

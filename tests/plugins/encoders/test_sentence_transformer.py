@@ -100,7 +100,7 @@ def test_without_torch_one_line_says_what_to_install(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("names", [("spinquant",), ("gptq", "seqmse")])
+@pytest.mark.parametrize("names", [("spinquant",), ("gptq", "gptaq")])
 def test_techniques_of_decoders_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
     with pytest.raises(InvalidOptionError, match="an encoder takes one"):
         builder(FOLDER, tmp_path, **{"quantization.techniques": names}).plan()

@@ -1,1 +1,0 @@
-"""Dialogs that generate several tokens a step (`speculative_config`)."""

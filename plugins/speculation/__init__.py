@@ -1,0 +1,1 @@
+"""Dialogs that generate several tokens a step: building, checking and training for them."""

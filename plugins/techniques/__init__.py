@@ -1,0 +1,1 @@
+"""Techniques of quantization that no default build uses."""
