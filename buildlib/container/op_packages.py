@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,7 +26,9 @@ from buildlib.elf import read_elf
 from buildlib.errors import InputFileError, InvalidOptionError
 from buildlib.paths import user_path
 from buildlib.targets import Target
-from buildlib.toolchains.base import OpPackageLibrary, Toolchain
+
+if TYPE_CHECKING:
+    from buildlib.toolchains.base import OpPackageLibrary, Toolchain
 
 KEY: Final = "op_packages"
 EMULATOR: Final = "x86_64"
@@ -138,8 +140,10 @@ def select_packages(packages: Iterable[OpPackage], target: Target) -> tuple[OpPa
     return selection
 
 
-def host_libraries(packages: Iterable[OpPackage]) -> tuple[OpPackageLibrary, ...]:
+def host_libraries(packages: Iterable[OpPackage]) -> "tuple[OpPackageLibrary, ...]":
     """Return the libraries for this host, with which graphs are compiled for any target."""
+    from buildlib.toolchains.base import OpPackageLibrary
+
     libraries = []
     for package in packages:
         path = package.targets.get(EMULATOR)
@@ -152,7 +156,7 @@ def host_libraries(packages: Iterable[OpPackage]) -> tuple[OpPackageLibrary, ...
 
 
 def added_operations(
-    libraries: Iterable[OpPackageLibrary], toolchain: Toolchain
+    libraries: "Iterable[OpPackageLibrary]", toolchain: "Toolchain"
 ) -> tuple[str, ...]:
     """Return the operations that libraries for this host add to the compiler's."""
     return tuple(sorted(name for one in libraries for name in toolchain.op_package(one)))

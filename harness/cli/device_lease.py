@@ -21,7 +21,6 @@ from buildlib.targets import parse_target
 from harness.cli.arguments import WAIT_S, DeviceOptions, RunOptions
 from harness.console import print_remark, progress, visible
 from harness.deploy.deployment import Progress as OnProgress
-from harness.devices.adb.server import ensure_server, stop_if_ours
 from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec, find_type
 from harness.errors import HarnessError, LeaseLostError, LeaseTimeoutError, one_line
@@ -249,6 +248,8 @@ def open_session(model: Model, options: DeviceOptions, *, command: str) -> Itera
 @contextmanager
 def virtual_device(container: GenAIContainer) -> Iterator[Device]:
     """Lease a virtual device of the container's SoC that runs for the block."""
+    from harness.devices.adb.server import ensure_server, stop_if_ours
+
     soc = parse_target(container.metadata.target.name).soc.name
     server = ensure_server(trusted_users=trusted_users())
     try:

@@ -7,6 +7,9 @@ from pathlib import Path
 Progress = Callable[[int], None]
 """Called with the number of bytes transferred since the call before."""
 
+USB_PORT = "usb:"
+"""Begin of a serial that stands for whatever device is plugged in at a USB port."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:

@@ -4,14 +4,15 @@ import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from buildlib.closeable import Closeable
-from harness.devices.adb.client import AdbServer
-from harness.devices.adb.discovery import open_device
-from harness.devices.adb.server import ensure_server
 from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec, Hosts, device_types, find_type
 from harness.errors import DeviceError, NoDeviceError, SeveralDevicesError, WrongUseError
+
+if TYPE_CHECKING:
+    from harness.devices.adb.client import AdbServer
 
 
 class Devices(Closeable):
@@ -23,7 +24,7 @@ class Devices(Closeable):
     def __init__(
         self,
         *,
-        server: AdbServer | None = None,
+        server: "AdbServer | None" = None,
         ssh_config: Path | None = None,
         adb_ports: Mapping[str, int] | None = None,
         trusted_users: Collection[str] = (),
@@ -105,6 +106,8 @@ class Devices(Closeable):
         return spec
 
     def _only_one(self) -> DeviceSpec:
+        from harness.devices.adb.discovery import open_device
+
         specs = self.connect_named()
         try:
             device = open_device(server=self.adb_server())
@@ -139,8 +142,10 @@ class Devices(Closeable):
                     self.open(spec)
         return specs
 
-    def adb_server(self) -> AdbServer:
+    def adb_server(self) -> "AdbServer":
         """Return this host's adb server, started if need be."""
+        from harness.devices.adb.server import ensure_server
+
         return self._server or ensure_server(trusted_users=self._trusted_users)
 
     def hosts(self) -> Hosts:

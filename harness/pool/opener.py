@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from harness.deploy.scripts import action_named
-from harness.devices.adb.client import USB_PORT
+from harness.devices.base import USB_PORT
 from harness.devices.device import Device
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec, device_types

@@ -13,7 +13,6 @@ from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_limits import find_limits
 from buildlib.container.text_embedding import Configuration
 from buildlib.targets import Target, find_soc, parse_target
-from buildlib.toolchains.base import emulated_s
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.errors import RuntimeChoiceError, WrongUseError
@@ -120,6 +119,8 @@ class ContainerRuntime(DeployedRuntime, Runtime):
     def _emulated_s(self, new_tokens: int) -> float:
         if not self._properties.emulator:
             return 0.0
+        from buildlib.toolchains.base import emulated_s
+
         graphs = self._container.metadata.graphs
         prefill = -(-graphs.context_length // max(graphs.auto_regression_numbers))
         return emulated_s(self._container.sizes_by_kind["binary"], prefill + new_tokens)

@@ -17,6 +17,7 @@ from harness.devices.adb.connection import (
     StreamClosed,
     query,
 )
+from harness.devices.base import USB_PORT
 from harness.errors import (
     AdbServerError,
     DeviceConnectError,
@@ -33,8 +34,6 @@ _RELEASE = re.compile(r"\*([\x01-\x20])([\d.]+)")
 _POLL_S = 0.1
 TCP_SERIAL = re.compile(r"(?!usb:).+:\d{1,5}")
 """Serial of a device to which an adb server connects over TCP."""
-USB_PORT = "usb:"
-"""Begin of a name that stands for whatever device is plugged in at a USB port."""
 _STATES = (
     "authorizing|bootloader|connecting|detached|device|host|no permissions|offline|recovery|rescue|"
     "sideload|unauthorized"

@@ -11,16 +11,19 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from buildlib.container.container import GenAIContainer
 from buildlib.elf import ElfInfo, is_elf, read_elf
 from buildlib.errors import InputFileError
-from buildlib.toolchains.base import BinaryInfo
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.errors import RuntimeChoiceError
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.sources import ANDROID, EMULATOR
+
+if TYPE_CHECKING:
+    from buildlib.toolchains.base import BinaryInfo
 
 _DSP_NAME = re.compile(r"(?:skel|_HTP|htp-v\d\d)\.so$", re.IGNORECASE)
 """Names of libraries for the DSP: skeletons, QNN's op packages, llama.cpp's."""
@@ -86,7 +89,7 @@ def find_faults(
     device: DeviceProperties | None = None,
     container: GenAIContainer | None = None,
     present: Present | None = None,
-    binaries: Mapping[str, BinaryInfo] = MappingProxyType({}),
+    binaries: "Mapping[str, BinaryInfo]" = MappingProxyType({}),
 ) -> tuple[str, ...]:
     """Return the faults of a bundle, in one line each.
 
@@ -194,7 +197,7 @@ def _loaded(infos: Mapping[str, ElfInfo], bundle: Bundle) -> list[str]:
 
 
 def _versions(
-    bundle: Bundle, container: GenAIContainer | None, binaries: Mapping[str, BinaryInfo]
+    bundle: Bundle, container: GenAIContainer | None, binaries: "Mapping[str, BinaryInfo]"
 ) -> Iterator[str]:
     """Return which parts differ in their QNN, and which binaries are for another QNN or SoC."""
     parts = {name: find_build(f.path) for name, f in bundle.files.items() if _PART.fullmatch(name)}

@@ -22,9 +22,6 @@ from buildlib.elf import is_elf, read_elf
 from buildlib.errors import InputFileError
 from buildlib.paths import default_cache_root
 from buildlib.targets import Soc
-from buildlib.toolchains.base import host_fault
-from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION, find_libraries
-from buildlib.toolchains.registry import ROOT_VARIABLES, sdk_root
 from harness.deploy.deployment import DeployFile
 from harness.errors import GenieMissingError, WrongUseError
 from harness.runtimes.bundles.bundle import Bundle
@@ -41,7 +38,7 @@ PROGRAMS = ("genie-t2t-run", "genie-app")
 _ENCODER = "genie-t2e-run"  # older SDKs have none
 SDK_PROGRAMS = (*PROGRAMS, _ENCODER)
 _GENIE = ("libGenie.so", "libQnnHtpNetRunExtensions.so")
-_SET_SDK = f"set {ROOT_VARIABLES[0]} to an unpacked QAIRT SDK"
+_SET_SDK = "set QAIRT_SDK_ROOT to an unpacked QAIRT SDK"
 
 
 def qnn_libraries(abi: str, soc: Soc) -> tuple[str, ...]:
@@ -119,6 +116,8 @@ def _add_dependencies(files: dict[str, Path], folders: Sequence[Path]) -> None:
 
 def fetched_wheel(version: str) -> Path:
     """Return the folder for the libraries of a version of the wheel for Linux boards."""
+    from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION
+
     return default_cache_root() / "libraries" / f"{DISTRIBUTION}-{version}-{BOARD}"
 
 
@@ -141,6 +140,10 @@ def _sources(abi: str, soc: Soc, environment: Mapping[str, str]) -> Iterator[Lib
     if any(map(Path.is_dir, folders)):
         advice = f"{FOLDERS_VARIABLE} names folders with files for this ABI in FOLDER/{abi}"
         yield LibrarySource(os.pathsep.join(map(str, folders)), folders, advice, folders)
+    from buildlib.toolchains.base import host_fault
+    from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION, find_libraries
+    from buildlib.toolchains.registry import sdk_root
+
     if abi == EMULATOR:
         wheel = find_libraries()
         origin = f"{DISTRIBUTION} {wheel.version}"
