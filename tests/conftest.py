@@ -29,9 +29,10 @@ from buildlib.builder.build import Build, BuildOutputs
 from buildlib.genai import GenAIBuilderFactory
 from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.connection import ServerAddress, ServerUnreachable, query
+from harness.devices.adb.connection import ServerAddress, query
 from harness.devices.adb.server import ensure_server
 from harness.devices.adb.transport import AdbTransport
+from harness.devices.base import ServerUnreachable
 from harness.devices.device import Device
 from suites.models import tiny_encoder, tiny_llama
 from tests import outlier_llama

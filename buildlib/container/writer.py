@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from buildlib.cache.file_hashes import HashMemo
-from buildlib.container.container import GenAIContainer
-from buildlib.container.files import copy_file, place_folder, write_text
+from buildlib.container.container import GenAIContainer, copy_file, place_folder, write_text
 from buildlib.container.genie_validator import check_genie_config
 from buildlib.container.htp_config import HtpConfig
 from buildlib.container.manifest import (

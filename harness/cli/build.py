@@ -351,7 +351,7 @@ def build(
         summaries = [_again(answer, time.monotonic() - began) for answer in finished.answer]
         _tell_of([(summary, None) for summary in summaries], json=json)
         return
-    from buildlib.container.files import check_replaceable
+    from buildlib.container.container import check_replaceable
 
     builds = []
     with ModelBar():  # a GGUF is read here

@@ -11,6 +11,29 @@ USB_PORT = "usb:"
 """Begin of a serial that stands for whatever device is plugged in at a USB port."""
 
 
+# What transports raise, which `Device` turns into typed errors
+
+
+class FailReply(Exception):  # noqa: N818 - an answer, turned into a typed error by the caller
+    """The server or the device answered FAIL with a message, or nonsense."""
+
+
+class StreamClosed(Exception):  # noqa: N818
+    """The other side closed the connection in the middle."""
+
+
+class Stalled(Exception):  # noqa: N818
+    """Nothing went either way for `seconds`, although the deadline is later."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class ServerUnreachable(Exception):  # noqa: N818
+    """Refused connection: no server listens at the address."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommandResult:
     """Result of a command on a device.

@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.adb.connection import FailReply, ServerUnreachable
-from harness.devices.base import CommandResult, DeviceProperties, Progress, PullItem, PushItem
+from harness.devices.base import (
+    CommandResult,
+    DeviceProperties,
+    FailReply,
+    Progress,
+    PullItem,
+    PushItem,
+    ServerUnreachable,
+)
 from harness.devices.commands import BoundedOutput, Job, Leftovers, Sink, Tee, command_line
 from harness.devices.files import receiving, stat_local
 from harness.devices.forward import Forward

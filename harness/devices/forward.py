@@ -9,7 +9,7 @@ from typing import Protocol
 
 from buildlib.closeable import Closeable
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.adb.connection import FailReply, ServerUnreachable, StreamClosed
+from harness.devices.base import FailReply, ServerUnreachable, StreamClosed
 from harness.devices.socket_owner import is_ours
 from harness.errors import HarnessError
 

@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import BinaryIO
 
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.adb.connection import FailReply, StreamClosed
-from harness.devices.base import DeviceProperties, Progress, PushItem
+from harness.devices.base import DeviceProperties, FailReply, Progress, PushItem, StreamClosed
 from harness.devices.device import Device, Transport
 from harness.devices.files import Files, Transfer
 from harness.devices.properties import DF, SCRIPT, linux_properties, parse, parse_df

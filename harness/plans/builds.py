@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict
 
 from buildlib.builder.calibration_text import read_text
-from buildlib.container.container import GenAIContainer
-from buildlib.container.files import check_replaceable
+from buildlib.container.container import GenAIContainer, check_replaceable
 from buildlib.error_base import QnnfarmError, one_line
 from buildlib.errors import BuildError, VerificationFailedError
 from buildlib.toolchains.registry import ToolchainName, open_toolchain

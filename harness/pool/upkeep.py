@@ -20,14 +20,9 @@ from harness.clock import Deadline, DeadlineExceeded
 from harness.deploy.digests import hashes_on
 from harness.deploy.scripts import PROBATION, action_named, ensure_scripts
 from harness.devices.adb.client import TCP_SERIAL
-from harness.devices.adb.connection import (
-    FailReply,
-    ServerAddress,
-    ServerUnreachable,
-    StreamClosed,
-    query,
-)
+from harness.devices.adb.connection import ServerAddress, query
 from harness.devices.adb.server import ensure_server, is_taken, server_address
+from harness.devices.base import FailReply, ServerUnreachable, StreamClosed
 from harness.devices.device import Device
 from harness.devices.spec import device_types
 from harness.errors import (

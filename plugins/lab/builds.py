@@ -26,8 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from buildlib.builder.code_digest import own_code
 from buildlib.builder.lora_config import LoraSet
 from buildlib.builder_options import move_paths
-from buildlib.container.container import GenAIContainer
-from buildlib.container.files import check_replaceable
+from buildlib.container.container import GenAIContainer, check_replaceable
 from buildlib.container.op_packages import KEY as OP_PACKAGES
 from buildlib.entry_points import entry_modules, entry_names
 from buildlib.error_base import QnnfarmError

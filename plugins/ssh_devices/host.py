@@ -11,7 +11,7 @@ import paramiko
 
 from buildlib.closeable import Closeable
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.adb.connection import FailReply, StreamClosed
+from harness.devices.base import FailReply, StreamClosed
 from harness.devices.commands import Sink
 from harness.errors import HostUnreachableError
 from plugins.ssh_devices.config import SshHostConfig, resolve_host

@@ -13,8 +13,7 @@ import paramiko
 from paramiko.sftp import CMD_DATA, CMD_READ, int64
 
 from harness.clock import Deadline
-from harness.devices.adb.connection import StreamClosed
-from harness.devices.base import Progress
+from harness.devices.base import Progress, StreamClosed
 from harness.devices.commands import Sink
 from harness.devices.device import Device
 from harness.devices.posix import PosixTransport

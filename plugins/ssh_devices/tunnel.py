@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import paramiko
 
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.adb.connection import FailReply, StreamClosed
+from harness.devices.base import FailReply, StreamClosed
 from harness.devices.forward import LOOPBACK, OPEN_TIMEOUT_S, End, Forward
 from harness.errors import HarnessError, HostUnreachableError
 from plugins.ssh_devices.host import SshHost

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -24,9 +24,8 @@ from harness.codes import find_codes
 from harness.deploy.digests import FileDigest, hashes_on
 from harness.deploy.store import DeviceStore, EvictionPolicy, make_room, read_usage
 from harness.devices.adb.client import AdbServer, parse_devices
-from harness.devices.adb.connection import Connection, FailReply
 from harness.devices.adb.transport import AdbTransport, ShellSession
-from harness.devices.base import CommandResult
+from harness.devices.base import CommandResult, FailReply
 from harness.devices.commands import BoundedOutput, Job
 from harness.devices.device import Device, Transport
 from harness.devices.local import LocalTransport
@@ -55,6 +54,9 @@ from plugins.virtual_android.faults import parse_fault
 from plugins.virtual_android.protocol import FrameDecoder
 from plugins.virtual_android.shell import parse_shell_service, parse_window_size, starts_runner
 from tests.command_line import Started
+
+if TYPE_CHECKING:
+    from harness.devices.adb.connection import Connection
 
 SIZE = int(os.environ.get("QNNFARM_HOSTILE_BYTES", "2000000"))
 LONGEST_S = max(10.0, SIZE / 300_000)

@@ -14,7 +14,8 @@ import pytest
 from filelock import FileLock
 
 from harness.clock import Deadline
-from harness.devices.adb.connection import ServerAddress, ServerUnreachable, query
+from harness.devices.adb.connection import ServerAddress, query
+from harness.devices.base import ServerUnreachable
 from harness.results.store import ResultsStore
 from tests.command_line import Started, qnnfarm
 from tests.suites.user_pytest import PYTHON

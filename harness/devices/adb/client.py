@@ -10,14 +10,8 @@ from filelock import BaseFileLock, Timeout
 
 from buildlib.paths import default_cache_root
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.adb.connection import (
-    FailReply,
-    ServerAddress,
-    ServerUnreachable,
-    StreamClosed,
-    query,
-)
-from harness.devices.base import USB_PORT
+from harness.devices.adb.connection import ServerAddress, query
+from harness.devices.base import USB_PORT, FailReply, ServerUnreachable, StreamClosed
 from harness.errors import (
     AdbServerError,
     DeviceConnectError,

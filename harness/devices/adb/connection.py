@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from buildlib.closeable import Closeable
 from harness.clock import Deadline, DeadlineExceeded
+from harness.devices.base import FailReply, ServerUnreachable, Stalled, StreamClosed
 from harness.errors import AdbServerError
 
 DEFAULT_HOST = "127.0.0.1"
@@ -115,26 +116,6 @@ _MAX_SERVICE = 0xFFFF
 _MAX_REPLY = 1 << 20
 _MORE_FOLLOWS: int = getattr(socket, "MSG_MORE", 0)  # Linux: no packet for the head alone
 _NO_SENDFILE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # some file systems
-
-
-class FailReply(Exception):  # noqa: N818 - an answer, turned into a typed error by the caller
-    """The server or the device answered FAIL with a message, or nonsense."""
-
-
-class StreamClosed(Exception):  # noqa: N818
-    """The other side closed the connection in the middle."""
-
-
-class Stalled(Exception):  # noqa: N818
-    """Nothing went either way for `seconds`, although the deadline is later."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds)
-        self.seconds = seconds
-
-
-class ServerUnreachable(Exception):  # noqa: N818
-    """Refused connection: no server listens at the address."""
 
 
 class Connection(Closeable):

@@ -30,15 +30,8 @@ from filelock import Timeout
 from buildlib.paths import default_cache_root
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.connection import (
-    Connection,
-    FailReply,
-    ServerAddress,
-    ServerUnreachable,
-    StreamClosed,
-    address_from,
-    query,
-)
+from harness.devices.adb.connection import Connection, ServerAddress, address_from, query
+from harness.devices.base import FailReply, ServerUnreachable, StreamClosed
 from harness.devices.socket_owner import server_owners, tcp_sockets, user_name
 from harness.errors import AdbServerError, one_line
 from harness.paths import make_state_dir, private_lock, state_dir

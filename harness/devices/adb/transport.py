@@ -25,15 +25,16 @@ from typing import BinaryIO
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices import properties
 from harness.devices.adb.client import TCP_SERIAL, AdbServer, device_features
-from harness.devices.adb.connection import (
-    Connection,
+from harness.devices.adb.connection import Connection, open_service
+from harness.devices.base import (
+    DeviceProperties,
     FailReply,
+    Progress,
+    PushItem,
     ServerUnreachable,
     Stalled,
     StreamClosed,
-    open_service,
 )
-from harness.devices.base import DeviceProperties, Progress, PushItem
 from harness.devices.commands import Sink
 from harness.devices.device import Device
 from harness.devices.files import open_local

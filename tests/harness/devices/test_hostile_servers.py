@@ -13,9 +13,10 @@ import pytest
 
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.client import AdbDeviceInfo
-from harness.devices.adb.connection import Connection, FailReply, ServerAddress, Stalled, query
+from harness.devices.adb.connection import Connection, ServerAddress, query
 from harness.devices.adb.server import resolve_server
 from harness.devices.adb.transport import SyncSession
+from harness.devices.base import FailReply, Stalled
 from harness.devices.spec import AndroidType, DeviceSpec
 from harness.errors import AdbServerError, HostUnreachableError
 

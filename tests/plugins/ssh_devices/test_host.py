@@ -17,7 +17,7 @@ import pytest
 from paramiko.common import cMSG_CHANNEL_EOF
 
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.adb.connection import StreamClosed
+from harness.devices.base import StreamClosed
 from harness.errors import HostAuthError, HostError, HostUnreachableError
 from plugins.ssh_devices import host as host_module
 from plugins.ssh_devices.config import resolve_host

@@ -25,8 +25,9 @@ import pytest
 
 from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.connection import Connection, FailReply, open_service
+from harness.devices.adb.connection import Connection, open_service
 from harness.devices.adb.transport import SyncSession
+from harness.devices.base import FailReply
 from plugins.virtual_android import manager
 from plugins.virtual_android.namespace import FORCE_VARIABLE, NamespaceKind
 from tests.plugins.virtual_android.helpers import Adb

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.clock import Deadline
-from harness.devices.adb.connection import Connection, ServerAddress, StreamClosed
+from harness.devices.adb.connection import Connection, ServerAddress
 from harness.devices.adb.transport import ShellSession
+from harness.devices.base import StreamClosed
 
 _PATIENCE_S = 120.0
 
