@@ -42,7 +42,6 @@ def emulator_chains(
     *,
     soc_model: int | None = None,
     cl: int | None = None,
-    timeout_s: float | None = None,
     op_packages: Sequence[OpPackageLibrary] = (),
 ) -> dict[int, list[EmulatedPart]]:
     """Return chains for `HostLoop`, by AR, from context binaries built for the emulator.
@@ -50,7 +49,6 @@ def emulator_chains(
     Args:
         binaries: one for each part, in the order of the parts.
         cl: context length of the graphs to take, if there are several.
-        timeout_s: for loading, and for each call of a graph; by default by their size.
         op_packages: for this host, with operations of the graphs.
 
     Raises:
@@ -61,8 +59,7 @@ def emulator_chains(
     graphs: list[tuple[int, Path, GraphInfo]] = []
     for binary in binaries:
         graphs += [(ar, binary, graph) for ar, graph in _graphs(binary, toolchain, cl).items()]
-    if timeout_s is None:
-        timeout_s = _LOAD_S + emulated_s(sum(path.stat().st_size for path in binaries), 1)
+    timeout_s = _LOAD_S + emulated_s(sum(path.stat().st_size for path in binaries), 1)
     process = EmulatorProcess(
         [(binary, graph.name) for _, binary, graph in graphs], soc_model, timeout_s, op_packages
     )

@@ -80,16 +80,11 @@ class ReferenceLogits(Closeable):
 
     The file has predictions x vocabulary x 4 bytes, and goes when this is closed.
 
-    Args:
-        folder: place of the file; by default the system's for temporary files.
-
     Raises:
         BuildError: nothing is predicted, or a token lies outside the vocabulary.
     """
 
-    def __init__(
-        self, samples: Sequence[Sample], vocab_size: int, folder: Path | None = None
-    ) -> None:
+    def __init__(self, samples: Sequence[Sample], vocab_size: int) -> None:
         self.samples = tuple(sample for sample in samples if sample.following)
         tokens = [token for sample in self.samples for token in sample.following]
         self._following = np.array(tokens, np.int64)
@@ -98,7 +93,7 @@ class ReferenceLogits(Closeable):
         used = [token for s in self.samples for token in (*s.prompt, *s.following)]
         if not 0 <= min(used) <= max(used) < vocab_size:
             raise BuildError(f"a token lies outside the vocabulary of {vocab_size}")
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed by close)
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
         shape = (self._following.size, vocab_size)
         self._logits = np.memmap(self._file, np.float32, "w+", shape=shape)
         self._recorded = 0

@@ -165,18 +165,10 @@ class HostLoop(Closeable):
         return port.dequantize(outputs[interface.LOGITS][0, : len(tokens)])
 
 
-def open_onnx(
-    path: Path,
-    config: DecoderConfig,
-    *,
-    constants: Arrays | None = None,
-    n_threads: int = 0,
-    plain: bool = False,
-) -> HostLoop:
+def open_onnx(path: Path, config: DecoderConfig, *, plain: bool = False) -> HostLoop:
     """Open a whole ONNX model, float or QDQ, at its one shape."""
     shape = interface.require_shape(path)
-    runner = OnnxRunner(path, n_threads=n_threads, plain=plain)
-    return HostLoop({shape.ar: [runner]}, config, constants=constants)
+    return HostLoop({shape.ar: [OnnxRunner(path, plain=plain)]}, config)
 
 
 def _chain_shape(chain: Sequence[PartRunner]) -> GraphShape:
