@@ -17,26 +17,18 @@ def export(
         Path, typer.Argument(help="A checkpoint in Hugging Face layout, or an ONNX export.")
     ],
     out: Annotated[Path, typer.Option(help="Folder of the ONNX; made if need be.")],
-    for_aimet: Annotated[
-        bool,
-        typer.Option(
-            "--for-aimet/",
-            help="Write every weight as a float32 initializer, as aimet-onnx needs it, which "
-            "silently leaves weights behind a Cast in float. The only form, so it can be left out.",
-        ),
-    ] = True,
     ar: Annotated[int, typer.Option(min=1, help="Tokens per graph call.")] = 128,
     cl: Annotated[int, typer.Option(min=2, help="Context length in tokens.")] = 4096,
     json: Json = False,
 ) -> None:
     """Write a model as float ONNX in canonical form, with tokenizer and configuration beside it.
 
-    Quantize it with AIMET, and build it with AIMET's encodings: `qnnfarm build OUT --encodings
+    Every weight is a float32 initializer: aimet-onnx leaves those behind a Cast in float. Quantize
+    it with AIMET, and build it with AIMET's encodings: `qnnfarm build OUT --encodings
     model.encodings`.
 
     Example: qnnfarm export MODEL_DIR --out exported --ar 128 --cl 4096
     """
-    del for_aimet  # true always
     path = export_for_aimet(model_dir, user_path(out), GraphShape(ar, cl))
     if json:
         print_json({"model": str(path), "dtype": "float32", "ar": ar, "cl": cl})
