@@ -247,6 +247,7 @@ def test_an_attached_builder(
     assert plan.graph_options[1] == {"graphs.vtcm_size_in_mb": 8}
 
 
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_the_stages_of_an_attached_builder_have_a_folder_of_its_name(
     builder: GenAIBuilderHTP, one_layer_export: Path, cache_root: Path, tmp_path: Path

@@ -65,11 +65,6 @@ def test_a_checkpoint_has_the_bits_that_are_asked_for(
 ) -> None:
     """Both at once; weights alone are asked for below, and neither is the default."""
     builder = of(wide, tiny_text, tmp_path, {PARAM: 4, ACT: 8, TECHNIQUES: ()})
-    report = builder.verify(FEW, emulator=True)
-    # The bounds are those of trained models, whose activations are not as wide.
-    heard = {one.side: one.found.sqnr_db for one in report.rows}
-    assert "quantize" in heard
-    assert heard["compile"] > 10, report.rows
     container = builder.build()
     assert container.precision == "W4A8"
     stored = {

@@ -20,9 +20,11 @@ OPTIONS = QuantizationOptions(param_bitwidth=4, techniques=("gptq",))
 
 
 @pytest.fixture(scope="module")
-def changed(tiny: Path, tiny_text: str, tmp_path_factory: pytest.TempPathFactory) -> CacheEntry:
-    """The tiny model after GPTQ, whose windows are those of calibration."""
-    source, folder = CheckpointSource(tiny, tiny_text), tmp_path_factory.mktemp("stages")
+def changed(
+    one_layer: Path, tiny_text: str, tmp_path_factory: pytest.TempPathFactory
+) -> CacheEntry:
+    """The least model after GPTQ, whose windows are those of calibration."""
+    source, folder = CheckpointSource(one_layer, tiny_text), tmp_path_factory.mktemp("stages")
     given, done = (CacheEntry(name, folder / name, name, reused=False) for name in "ab")
     for entry in (given, done):
         entry.folder.mkdir()

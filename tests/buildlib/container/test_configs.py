@@ -6,8 +6,6 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
@@ -136,20 +134,6 @@ def test_htp_graphs_section_keeps_the_vendors_keys() -> None:
         "groupContext": {"share_resources": True},
     }
     assert json.loads(HtpConfig.from_json(json.dumps(values)).to_json()) == values
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=12,
-)
-
-
-@given(json_values)
-def test_foreign_json_is_one_typed_line(value: object) -> None:
-    with pytest.raises(InputFileError) as caught:
-        GenieConfig.from_json(json.dumps({"dialog": value}))
-    assert "\n" not in str(caught.value)
 
 
 def test_an_interrupt_while_a_configuration_is_written_is_not_lost(

@@ -203,15 +203,6 @@ def edit(container: GenAIContainer, change: Callable[[dict[str, Any]], None]) ->
     path.write_text(json.dumps(values))
 
 
-@pytest.mark.parametrize(("text", "precision"), [(None, None), ("W4/8A16", "W4/8A16"), (4, None)])
-def test_precision_is_a_text(container: GenAIContainer, text: object, precision: object) -> None:
-    model = container.metadata.model
-    stored = {**model.quantization, "precision": text}
-    model = model.model_copy(update={"quantization": stored})
-    metadata = container.metadata.model_copy(update={"model": model})
-    assert dataclasses.replace(container, metadata=metadata).precision == precision
-
-
 def test_later_format_is_refused(container: GenAIContainer) -> None:
     edit(container, lambda values: values.update(format_version=FORMAT_VERSION + 1))
     with pytest.raises(ContainerError, match="update qnnfarm"):

@@ -44,6 +44,7 @@ def test_a_coarser_table_is_requantized(genie_lab: GenieLab, embedded: Dialog) -
     assert genie_lab.ask(folder, config.with_embedding(table.genie()))
 
 
+@pytest.mark.variant
 @pytest.mark.genie_configuration("embedding lut float32")
 def test_genie_rounds_a_float_table_down(
     genie_lab: GenieLab, plain_answer: str, embedded: Dialog

@@ -12,7 +12,6 @@ from buildlib.checkpoint.config import load_config
 from buildlib.embedding.extraction import EmbeddingExtraction
 from buildlib.embedding.table import write_table
 from buildlib.errors import BuildError
-from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.divergence import token_losses
 from buildlib.numerics.evaluation import Sample, sample_losses
@@ -80,25 +79,6 @@ def test_the_embedding_table_can_lie_on_the_host(
             found = hosted.feed(tokens)
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
         assert (datatype == "float32") == (np.abs(found - expected).max() < 1e-4)
-
-
-def test_inputs_that_never_change_are_fed_at_each_call(
-    loop: HostLoop, tiny_export: Path, tmp_path: Path
-) -> None:
-    """As the weights of an adapter are."""
-    model = load_model(tiny_export / "model.onnx")
-    name = next(name for name in model.graph.initializers if name.startswith("attention_scale"))
-    value = model.graph.initializers.pop(name)
-    model.graph.inputs.append(value)
-    scale = value.const_value
-    assert scale is not None
-    value.const_value = None
-    path = save_model(model, tmp_path / "model.onnx")
-    config = load_config(tiny_export / "config.json")
-    constants = {name: scale.numpy()}
-    loop.reset()
-    with HostLoop({16: [OnnxRunner(path, n_threads=1)]}, config, constants=constants) as fed:
-        np.testing.assert_allclose(fed.feed([5] * 20), loop.feed([5] * 20), rtol=0, atol=1e-4)
 
 
 def test_parts_that_attend_to_nothing_have_an_ar_alone() -> None:

@@ -44,7 +44,7 @@ def whole_model_ranges(model: Path, windows: list[list[int]], folder: Path) -> R
 
 
 @given(data=st.data())
-@settings(max_examples=5)
+@settings(max_examples=3)
 def test_ranges_equal_those_of_the_whole_model(
     data: st.DataObject,
     make_checkpoint: Callable[..., Path],

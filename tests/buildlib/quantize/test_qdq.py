@@ -113,7 +113,7 @@ def test_a_quantized_model_is_not_quantized_again(
 def test_quantization_costs_less_than_a_percent(trained: Path, tmp_path: Path) -> None:
     text = (trained / "text" / "calibration.txt").read_text()
     shape = GraphShape(32, 192)
-    folder = export_checkpoint(trained, text, tmp_path, shape)
+    folder = export_checkpoint(trained, text, tmp_path, shape, n_windows=3)
     model = folder / "model.onnx"
     encodings = load_encodings(folder / "model.encodings")
     one = convert_arcl(model, GraphShape(1, 192), folder / "ar1.onnx")
@@ -129,7 +129,7 @@ def test_quantization_costs_less_than_a_percent(trained: Path, tmp_path: Path) -
     for paths in ([model, one], quantized):
         chains = {ar: [OnnxRunner(p)] for ar, p in zip((32, 1), paths, strict=True)}
         with HostLoop(chains, config) as loop:
-            windows = [tokens[start : start + 191] for start in range(0, 2 * 191, 191)]
+            windows = [tokens[start : start + 191] for start in (0,)]
             values.append(text_perplexity(loop, text_samples(windows, config.begin)))
             assert len(loop.greedy(tokens[:20], 5)) == 5
     assert values[1] == pytest.approx(values[0], rel=0.01)

@@ -312,7 +312,7 @@ def test_gptaq_rounds_as_gptq_where_text_is_short(four_bits: FloatModel, tmp_pat
     assert not np.array_equal(weights("gptaq", float_text=n_tokens / widest), plain)
 
 
-@pytest.mark.parametrize("names", [("gptq",), ("gptaq",), ("spinquant", "gptaq")], ids="-".join)
+@pytest.mark.parametrize("names", [("gptaq",), ("spinquant", "gptq")], ids="-".join)
 def test_ranges_observed_on_the_way_are_those_of_the_model_made(
     names: tuple[TechniqueName, ...], four_bits: FloatModel, tmp_path: Path
 ) -> None:
@@ -334,7 +334,6 @@ def test_ranges_observed_on_the_way_are_those_of_the_model_made(
     [
         pytest.param("seqmse", None, marks=TECHNIQUES),
         ("gptaq", 32),
-        pytest.param("adascale", None, marks=TECHNIQUES),
         pytest.param("adascale", 32, marks=TECHNIQUES),
     ],
 )
@@ -396,10 +395,7 @@ def test_patterns_choose_the_bits_of_weights(tiny: Path, tmp_path: Path) -> None
         complete_encodings(model.path, Encodings(), model.config, (), wrong.bits)
 
 
-@pytest.mark.parametrize("technique", ["gptq", pytest.param("adascale", marks=TECHNIQUES)])
-def test_a_weight_outside_the_layers_stays_as_it_is(
-    technique: TechniqueName, four_bits: FloatModel, tmp_path: Path
-) -> None:
+def test_a_weight_outside_the_layers_stays_as_it_is(four_bits: FloatModel, tmp_path: Path) -> None:
     """Such as the projection of a factorized embedding."""
     model = replace(four_bits, bits=Bitwidths())
     whole = load_model(model.path)
@@ -414,7 +410,7 @@ def test_a_weight_outside_the_layers_stays_as_it_is(
     product.replace_input_with(0, embedded)
     whole.graph.insert_after(embedding, product)
     changed = replace(model, path=save_model(whole, tmp_path / "projected.onnx"))
-    found = load_model(optimized(changed, tmp_path / "out", technique).path).graph
+    found = load_model(optimized(changed, tmp_path / "out", "gptq").path).graph
     assert np.array_equal(constant(found.initializers["projection"]), np.eye(width))
 
 

@@ -126,7 +126,7 @@ def test_death_is_a_typed_error_with_the_end_of_the_log(
 
 def test_time_out_kills_all_descendants(module: str, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    for timeout_s in (3, 15, 75):  # a busy machine may take long until the worker has begun
+    for timeout_s in (2, 15, 75):  # a busy machine may take long until the worker has begun
         with pytest.raises(ToolchainTimeoutError) as caught:
             run(module, "sleeps", tmp_path / "logs", body=str(pids).encode(), timeout_s=timeout_s)
         assert caught.value.exit_status is None

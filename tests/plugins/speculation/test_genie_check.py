@@ -22,6 +22,7 @@ def test_this_genie_gets_them_wrong(genie_checks: Path) -> None:
         assert found.prompts in {1, 5 if kind == "lade" else 3}  # all, unless the first is wrong
 
 
+@pytest.mark.variant
 def test_a_draft_that_is_never_wrong_changes_no_text(genie_checks: Path, tmp_path: Path) -> None:
     """What the check finds wrong is not its own fault."""
     folder, config = make_dialog("spd", tmp_path, genie_checks)
