@@ -12,7 +12,6 @@ import buildlib.errors
 import harness.errors
 import reports.errors
 from buildlib.error_base import QnnfarmError, one_line
-from harness import errors
 from harness.errors import DeviceConnectError, RunnerError, WrongUseError
 
 ROOTS = (buildlib.errors.BuildError, harness.errors.HarnessError, reports.errors.ReportError)
@@ -79,46 +78,6 @@ def test_the_tree_is_that_of_the_classes(root: type[QnnfarmError]) -> None:
         root.__name__: "",
         **{kind.__name__: kind.__bases__[0].__name__ for kind in below(root)},
     }, package
-
-
-@pytest.mark.parametrize(
-    ("kind", "failure_class", "weight", "recovers", "loses", "everywhere", "state"),
-    [
-        (errors.HostUnreachableError, "device", 0, True, True, True, "unreachable"),
-        (errors.HostError, "device", 0, True, True, True, "unreachable"),
-        (errors.AdbServerError, "device", 0, True, True, True, "unreachable"),
-        (errors.NoDeviceError, "device", 0, True, True, False, "absent"),
-        (errors.DeviceConnectError, "device", 1, True, True, False, "absent"),
-        (errors.DeviceUnauthorizedError, "device", 0, True, True, False, "unauthorized"),
-        (errors.DeviceLostError, "device", 1, True, True, False, "offline"),
-        (errors.DeviceTimeoutError, "device", 1, True, False, False, "unusable"),
-        (errors.LeaseLostError, "lease", 0, False, True, False, "unusable"),
-        (errors.DeviceHeldError, "device", 0, False, False, False, "held"),
-        (errors.DeviceFullError, "device", 0, False, False, False, "unusable"),
-        (errors.DeploymentCorruptError, "device", 2, False, False, False, "unusable"),
-        (errors.RunnerError, "runner", 1, False, False, False, "unusable"),
-        (errors.RuntimeOutputError, "output", 1, False, False, False, "unusable"),
-        (errors.OutputCheckError, "output", 0, False, False, False, "unusable"),
-        (errors.DeviceUnsupportedError, "use", 0, False, False, False, "unusable"),
-        (errors.WrongUseError, "use", 0, False, False, False, "unusable"),
-        (errors.UnknownVirtualDeviceError, "use", 0, False, False, False, "absent"),
-    ],
-)
-def test_what_an_error_means(
-    kind: type[errors.HarnessError],
-    failure_class: str,
-    weight: float,
-    recovers: bool,
-    loses: bool,
-    everywhere: bool,
-    state: str,
-) -> None:
-    assert kind.failure_class == failure_class
-    assert kind.quarantine_weight == weight
-    assert kind.needs_recovery is recovers
-    assert kind.loses_device is loses
-    assert kind.is_infrastructure is everywhere
-    assert kind.device_state == state
 
 
 def test_errors_compare_and_hash_by_identity() -> None:

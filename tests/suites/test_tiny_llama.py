@@ -1,7 +1,6 @@
 """The reference model is what its folder says, and it has learned."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from suites.models import tiny_llama
-from tools.tiny_llama import corpus, evaluate, numpy_model, tokens
+from tools.tiny_llama import evaluate, numpy_model, tokens
 from tools.tiny_llama.architecture import Architecture
 
 AR_LENGTHS = (1, 16, 32, 64, 128)
@@ -107,30 +106,6 @@ def test_unigram_knows_the_share_of_each_token() -> None:
     counted = np.array([[0, 5, 5, 9], [9, 5, 5, 0]])
     found = evaluate.unigram_surprises(counted, np.array([[0, 5, 9, 0]]))
     np.testing.assert_allclose(np.exp(found), [[2, 4, 4]])  # one over the share
-
-
-def test_text_shorter_than_a_window_is_refused() -> None:
-    with pytest.raises(ValueError, match="less than one window of 192"):
-        evaluate.evaluate(tiny_llama.folder(), "In the beginning", window=192)
-
-
-def test_corpus_cuts_whole_chapters(tmp_path: Path) -> None:
-    verses = "".join(
-        f"Ge{chapter}:{verse} Chapter {chapter}  verse {verse}.\n"
-        for chapter in range(1, 61)
-        for verse in (1, 2)
-    )
-    corpus.write(verses + "1Sa1:1 Now there was a man.\n", tmp_path)
-    heldout = (tmp_path / "heldout.txt").read_text(encoding="utf-8").splitlines()
-    assert heldout == [f"Chapter {n} verse 1. Chapter {n} verse 2." for n in (30, 60)]
-    first, second = (tmp_path / "train.txt").read_text(encoding="utf-8").split("\n\n")
-    assert len(first.splitlines()) == 58
-    assert second == "Now there was a man.\n"
-
-
-def test_corpus_refuses_what_is_no_verse() -> None:
-    with pytest.raises(ValueError, match="not a verse: 'oops'"):
-        corpus.chapters("Ge1:1 In the beginning\noops\n")
 
 
 def test_stream_wraps_each_document(architecture: Architecture, tokenizer: Tokenizer) -> None:

@@ -1,7 +1,6 @@
 """The training script, where torch is installed (extra `train`)."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install torch")
 
-from torch import Tensor  # noqa: E402
-from torch.optim import Optimizer  # noqa: E402
-
 from suites.models import tiny_llama  # noqa: E402
 from tools.tiny_llama import numpy_model, torch_model, train  # noqa: E402
 from tools.tiny_llama.architecture import Architecture  # noqa: E402
-from tools.tiny_llama.train import Progress  # noqa: E402
 
 
 def test_torch_and_numpy_agree(architecture: Architecture) -> None:
@@ -45,41 +40,6 @@ def test_same_seed_gives_same_weights(architecture: Architecture, tmp_path: Path
     assert files[0] != files[2]
     assert Architecture.load(tmp_path / "a") == architecture
     assert not list(tmp_path.rglob("*.part"))
-
-
-class CutOffError(Exception):
-    """Stands for a power cut."""
-
-
-class CutOff(Progress):
-    def save(self, steps: int, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
-        super().save(steps, parameters, optimizer)
-        raise CutOffError
-
-
-def test_cut_off_training_ends_at_the_same_weights(
-    architecture: Architecture, tmp_path: Path
-) -> None:
-    ids = torch.arange(2, 1000)
-    whole = train.train(RECIPE, architecture, ids)
-    place, settings = tmp_path / "out" / "training.pt", dataclasses.asdict(RECIPE)
-    with pytest.raises(CutOffError):
-        train.train(RECIPE, architecture, ids, progress=CutOff(place, settings, every=2))
-    resumed = train.train(RECIPE, architecture, ids, progress=Progress(place, settings))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
-def test_progress_of_another_training_or_damaged_is_refused(tmp_path: Path) -> None:
-    place = tmp_path / "training.pt"
-    weight = torch.ones(3, requires_grad=True)
-    optimizer = torch.optim.AdamW([weight])
-    Progress(place, {"seed": 1}).save(5, {"weight": weight}, optimizer)
-    assert Progress(place, {"seed": 1}).restore({"weight": weight}, optimizer) == 5
-    with pytest.raises(ValueError, match="another training"):
-        Progress(place, {"seed": 2}).restore({"weight": weight}, optimizer)
-    place.write_bytes(place.read_bytes()[:100])
-    with pytest.raises(ValueError, match="damaged"):
-        Progress(place, {"seed": 1}).restore({"weight": weight}, optimizer)
 
 
 def test_loss_falls(architecture: Architecture, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,10 @@
 
 It needs torch (extra `train`). Config, tokenizer and text are those of this folder. All randomness
 comes from `--seed`; the same seed, steps, torch build and number of threads give the same weights.
-An interrupted training resumes when the command runs again.
 """
 
 import argparse
-import dataclasses
 import math
-import pickle
 import shutil
 import time
 from collections.abc import Mapping
@@ -20,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # torch's own convention
 
-from buildlib.files import atomic_write, atomic_write_bytes
+from buildlib.files import atomic_write_bytes
 from suites.models import tiny_llama
 from tools.tiny_llama.architecture import Architecture
 from tools.tiny_llama.tokens import load_tokenizer, stream
@@ -51,54 +48,6 @@ class Recipe:
         return self.peak_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The state of an unfinished training in one file; `settings` are those of its recipe."""
-
-    path: Path
-    settings: Mapping[str, object]
-    every: int = 250
-    """Steps between two saves."""
-
-    def save(
-        self, steps: int, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
-    ) -> None:
-        """Save the state after `steps` steps atomically."""
-        state = {
-            "settings": dict(self.settings),
-            "steps": steps,
-            "parameters": dict(parameters),
-            "optimizer": optimizer.state_dict(),
-        }
-        with atomic_write(self.path) as file:
-            torch.save(state, file)
-
-    def restore(self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> int:
-        """Load the saved state into the arguments; return the steps done, 0 without a save.
-
-        Raises:
-            ValueError: the file is damaged, or belongs to a training with other settings.
-        """
-        if not self.path.exists():
-            return 0
-        try:
-            state = torch.load(self.path, weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError, EOFError) as cause:
-            raise ValueError(f"{self.path} is damaged: remove it to start over") from cause
-        if state["settings"] != dict(self.settings):
-            raise ValueError(f"{self.path} is of another training: remove it to start over")
-        with torch.no_grad():
-            for name, tensor in parameters.items():
-                tensor.copy_(state["parameters"][name])
-        optimizer.load_state_dict(state["optimizer"])
-        steps: int = state["steps"]
-        return steps
-
-    def discard(self) -> None:
-        """Remove the file after the training."""
-        self.path.unlink(missing_ok=True)
-
-
 def batch(recipe: Recipe, architecture: Architecture, ids: Tensor, step: int) -> Tensor:
     """Return the windows of one step, `[batch, length + 1]`, at random places of `ids` `[n]`."""
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
@@ -116,14 +65,9 @@ def train(
     architecture: Architecture,
     ids: Tensor,
     *,
-    progress: Progress | None = None,
     log_every: int = 50,
 ) -> dict[str, Tensor]:
-    """Return float32 parameters trained on the text `ids` `[n]`; print the loss on the way.
-
-    Raises:
-        ValueError: the saved `progress` is no good.
-    """
+    """Return float32 parameters trained on the text `ids` `[n]`; print the loss on the way."""
     parameters = initial_parameters(architecture, recipe.seed)
     matrices = [tensor for tensor in parameters.values() if tensor.dim() == 2]
     norms = [tensor for tensor in parameters.values() if tensor.dim() == 1]
@@ -133,7 +77,7 @@ def train(
     ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.peak_rate, betas=(0.9, 0.95))
     started = time.monotonic()
-    for step in range(progress.restore(parameters, optimizer) if progress else 0, recipe.steps):
+    for step in range(recipe.steps):
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(step)
         windows = batch(recipe, architecture, ids, step)
@@ -143,8 +87,6 @@ def train(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(matrices + norms, recipe.gradient_norm)
         optimizer.step()
-        if progress and (step + 1) % progress.every == 0:
-            progress.save(step + 1, parameters, optimizer)
         if step % log_every == 0 or step == recipe.steps - 1:
             elapsed = time.monotonic() - started
             print(f"step {step:5d}  loss {loss.item():.4f}  {elapsed:6.0f} s", flush=True)
@@ -179,13 +121,7 @@ def main() -> None:
     size = architecture.parameter_count()
     print(f"torch {torch.__version__}, {size:,} parameters, {len(ids):,} tokens")
     recipe = Recipe(steps=options.steps, seed=options.seed)
-    progress = Progress(options.out / "training.pt", dataclasses.asdict(recipe))
-    try:
-        parameters = train(recipe, architecture, ids, progress=progress)
-    except ValueError as error:
-        parser.error(str(error))
-    save_checkpoint(parameters, options.out)
-    progress.discard()
+    save_checkpoint(train(recipe, architecture, ids), options.out)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,7 @@
 """Tab: what the shells are offered, and bash itself."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from harness.devices.device import Device
 from tests.harness.cli.conftest import Run
 
 
@@ -39,25 +33,3 @@ def test_what_tab_offers(qnnfarm: Run, line: str, offered: list[str]) -> None:
     done = qnnfarm(**variables)
     assert done.stdout.split() == offered
     assert not done.stderr
-
-
-@pytest.mark.variant
-@pytest.mark.needs("bash")
-def test_bash_completes_devices_and_containers(virtual_device: Device, tmp_path: Path) -> None:
-    (tmp_path / "built" / "SM8750").mkdir(parents=True)
-    (tmp_path / "built" / "SM8750" / "metadata.json").write_text("{}")
-    script = """
-    source <(_QNNFARM_COMPLETE=source_bash qnnfarm)
-    tab() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _qnnfarm_completion qnnfarm
-            echo "${COMPREPLY[@]}"; }
-    tab qnnfarm bench buil
-    tab qnnfarm bench container --device ''
-    """
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", script], env=os.environ | {"PATH": path}, cwd=tmp_path,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    containers, devices = done.stdout.splitlines()
-    assert containers == "built/SM8750"
-    assert virtual_device.serial in devices.split()
