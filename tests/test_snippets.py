@@ -389,11 +389,6 @@ def models_to_build(reader: Reader) -> None:
     reader.give("ssd_tensor.safetensors", tiny_llama.folder() / "ssd" / "ssd_tensor.safetensors")
     options = next(block.text for block in blocks("yaml") if block.path.name == "builder.md")
     (reader.folder / "eaglet.yaml").write_text(options)
-    reader.request.getfixturevalue("reference_outputs")
-    cache: Path = reader.request.getfixturevalue("build_cache") / "tiny_llama"
-    reader.scope["entry"] = next(cache.glob("compile_*"))
-    for name, ar in (("dlc_of_ar1", 1), ("dlc_of_ar128", 32)):
-        reader.scope[name] = next(cache.glob(f"convert_*/ar{ar}_cl192_1_of_2.dlc"))
 
 
 @scene("gguf.md", slow=True)
@@ -447,6 +442,11 @@ def a_checkout_and_a_container(reader: Reader) -> None:
     assert built.returncode == 0, built.stderr
     reader.patch.setenv("QNNFARM_CACHE_DIR", str(reader.folder / "cache"))
     reader.words |= {"<serial>@<host>": device.serial}
+    reader.request.getfixturevalue("reference_outputs")
+    cache: Path = reader.request.getfixturevalue("build_cache") / "tiny_llama"
+    reader.scope["entry"] = next(cache.glob("compile_*"))
+    for name, ar in (("dlc_of_ar1", 1), ("dlc_of_ar128", 32)):
+        reader.scope[name] = next(cache.glob(f"convert_*/ar{ar}_cl192_1_of_2.dlc"))
 
 
 @scene("pytest.md", slow=True)

@@ -34,7 +34,6 @@ from buildlib.numerics.divergence import sqnr_db
 from buildlib.numerics.host_loop import HostLoop, feed_window
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.mha2sha import whole_name
-from buildlib.replay import optimized_model
 from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json, with_groups
 from harness.cli.device_lease import open_session
 from harness.console import answers, print_json, print_remark, print_rows
@@ -43,6 +42,7 @@ from harness.runtimes.base import GenerationRequest
 from harness.runtimes.registry import open_model
 from plugins.diagnosis.graph_runtime import GraphRuntime
 from plugins.diagnosis.graph_tensors import Floats, StepTensors
+from plugins.diagnosis.inner_tensors import optimized_model
 
 _BOUND_DB = 15.0
 """What rounding to 8 bits leaves of most tensors."""
@@ -181,7 +181,7 @@ class FloatReference:
     """A checkpoint in float on this host, with access to each of its values.
 
     Args:
-        changed: folder of the model that was quantized, as `buildlib.replay.optimized_model` gives
+        changed: folder of the model that was quantized, as `optimized_model` gives
             it: values between weights that changed with it are those of the container.
     """
 

@@ -157,7 +157,7 @@ class GraphRuntime(ContainerRuntime):
             names: see `expose_tensors`; inputs and outputs of graphs are there anyway.
             cache_root: of the build that made the container.
         """
-        from buildlib.replay import expose_tensors
+        from plugins.diagnosis.inner_tensors import expose_tensors
 
         result, tensors = self._dump(request, step)
         inner = [name for name in names if name not in tensors.values]

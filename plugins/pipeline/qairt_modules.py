@@ -26,9 +26,9 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "qairt": {
             **dict.fromkeys(
                 ("load", "arcl", "transform", "convert", "compile", "CompiledModel"),
-                "buildlib.replay",
+                "plugins.pipeline.replay",
             ),
-            "Model": "buildlib.replay:StageModel",
+            "Model": "plugins.pipeline.replay:StageModel",
             "M2sStartPoint": "buildlib.builder.options",  # which the documents import from nowhere
         },
         "qairt.api.compiler.config": {"CompileConfig": "buildlib.toolchains.compile_config"},

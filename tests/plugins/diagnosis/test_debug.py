@@ -11,13 +11,13 @@ from safetensors.numpy import load_file, save_file
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import CacheError, InvalidOptionError
 from buildlib.graph.shape import GraphShape
-from buildlib.replay import optimized_model
 from harness.devices.device import Device
 from harness.errors import RunnerError, RuntimeOutputError, WrongUseError
 from harness.runtimes.base import GenerationRequest, RuntimeOptions
 from plugins.diagnosis.debug import FloatReference
 from plugins.diagnosis.graph_runtime import GraphRuntime
 from plugins.diagnosis.graph_tensors import parse_dump
+from plugins.diagnosis.inner_tensors import optimized_model
 from suites.models import tiny_llama
 
 SHAPE = GraphShape(32, 192)

@@ -9,10 +9,10 @@ from buildlib.cache.key import StageKey
 from buildlib.cache.layout import SIDECAR
 from buildlib.cache.store import StageCache
 from buildlib.errors import InputFileError, InvalidOptionError, ToolchainMissingError
-from buildlib.replay import CompiledModel, StageModel, compile, convert, load  # noqa: A004
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from plugins.pipeline.replay import CompiledModel, StageModel, compile, convert, load  # noqa: A004
 from tests.buildlib.toolchains.conftest import write_model
 
 PHONE = parse_target("SM8750")
