@@ -5,7 +5,6 @@ import select
 import struct
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import adbutils
@@ -17,18 +16,6 @@ from plugins.virtual_android.manager import VirtualDevice
 from plugins.virtual_android.shell import ShellRequest, parse_shell_service, parse_window_size
 from tests.plugins.virtual_android.helpers import Adb, new_marker, running
 from tests.waiting import wait_for
-
-
-@pytest.fixture
-def marker() -> str:
-    return new_marker()
-
-
-def test_exec_out_is_binary_safe(on_device: Adb) -> None:
-    every = bytes(range(256)) * 64
-    octal = "".join(f"\\{byte:03o}" for byte in range(256))
-    done = on_device("exec-out", f"for i in $(seq 64); do printf '{octal}'; done")
-    assert done.stdout == every
 
 
 def test_exec_in_arrives_whole_although_the_client_leaves_at_once(on_device: Adb) -> None:
@@ -77,52 +64,14 @@ def test_python_runs_without_the_hosts_packages(on_device: Adb) -> None:
     assert on_device("shell", "python3 -c 'import pytest' 2>/dev/null").returncode == 1
 
 
-def test_many_streams_at_once(on_device: Adb) -> None:
-    def run(number: int) -> bytes:
-        return on_device("shell", f"sleep 0.2; echo {number}").stdout
-
-    with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(run, range(32))) == [b"%d\n" % n for n in range(32)]
-
-
-def test_a_killed_client_takes_its_process_group_along(device: VirtualDevice, marker: str) -> None:
-    command = f"trap '' HUP; sleep {marker} & sleep {marker}"
-    client = subprocess.Popen(
-        [adbutils.adb_path(), "-s", device.serial, "shell", command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    wait_for(lambda: len(running(marker)) == 2)
-    client.kill()
-    client.communicate()
-    wait_for(lambda: not running(marker))
-
-
-def test_background_processes_outlive_their_shell(on_device: Adb, marker: str) -> None:
-    started = on_device("shell", f"sleep {marker} </dev/null >/dev/null 2>&1 & echo $!")
-    assert started.returncode == 0
-    wait_for(lambda: len(running(marker)) == 1)  # it may have been forked, and not be it yet
-    on_device("shell", f"kill {started.stdout.decode()}")
-    wait_for(lambda: not running(marker))
-
-
 @pytest.mark.parametrize("options", [[], ["-x"], ["-tt"]], ids=["v2", "old", "terminal"])
-def test_a_background_process_does_not_hold_the_command(
-    on_device: Adb, marker: str, options: list[str]
-) -> None:
+def test_a_background_process_does_not_hold_the_command(on_device: Adb, options: list[str]) -> None:
+    marker = new_marker()
     done = on_device("shell", *options, f"trap '' HUP; sleep {marker} & echo $!; exit 7")
     assert done.returncode == (0 if "-x" in options else 7)
     assert len(running(marker)) == 1
     on_device("shell", f"kill {done.stdout.decode()}")
     wait_for(lambda: not running(marker))
-
-
-def test_output_before_the_end_arrives_whole(on_device: Adb, marker: str) -> None:
-    """However much is still on its way to a slow client."""
-    client = f"sleep {marker} & head -c 3000000 /dev/zero; echo $! >&2"
-    done = on_device("shell", client)
-    assert len(done.stdout) == 3_000_000
-    on_device("shell", f"kill {done.stderr.decode()}")
 
 
 def test_no_zombies_stay(device: VirtualDevice, on_device: Adb) -> None:

@@ -1,6 +1,5 @@
 """Files to and from a device, through the real adb."""
 
-import hashlib
 import os
 import stat
 import subprocess
@@ -15,21 +14,6 @@ from tests.plugins.virtual_android.helpers import Adb
 from tests.waiting import wait_for
 
 _TMP = "/data/local/tmp"
-
-
-def test_round_trip(on_device: Adb, tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    for size in (0, 1, 65536, 3_000_001):
-        (tmp_path / "files" / str(size)).write_bytes(os.urandom(size))
-    assert on_device("push", tmp_path / "files", f"{_TMP}/round").returncode == 0
-    sums = on_device("shell", "cd $TMPDIR/round && sha256sum *").stdout.decode().splitlines()
-    assert on_device("pull", f"{_TMP}/round", tmp_path / "back").returncode == 0
-    for line in sums:
-        digest, name = line.split()
-        content = (tmp_path / "back" / name).read_bytes()
-        assert content == (tmp_path / "files" / name).read_bytes()
-        assert digest == hashlib.sha256(content).hexdigest()
-    assert len(sums) == 4
 
 
 def test_folders_with_all_kinds_of_names(on_device: Adb, tmp_path: Path) -> None:
@@ -86,19 +70,6 @@ def test_a_file_is_replaced_whole_and_links_are_followed(on_device: Adb, tmp_pat
     assert on_device("push", tmp_path / "two", f"{_TMP}/link").returncode == 0
     output = on_device("shell", "cd $TMPDIR && readlink link && cat target")
     assert output.stdout == b"target\ntwo"
-
-
-def test_errors_name_their_reason_and_leave_nothing(on_device: Adb, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(3_000_000))
-    on_device("shell", "mkdir -p $TMPDIR/errors && echo x >$TMPDIR/errors/blocks")
-    pushed = on_device("push", tmp_path / "file", f"{_TMP}/errors/blocks/below")
-    assert pushed.returncode != 0
-    assert b"Not a directory" in pushed.stderr + pushed.stdout
-    pulled = on_device("pull", f"{_TMP}/no-such", tmp_path / "back")
-    assert pulled.returncode != 0
-    assert b"No such file" in pulled.stderr + pulled.stdout
-    assert not (tmp_path / "back").exists()
-    assert on_device("shell", "ls -A $TMPDIR/errors").stdout == b"blocks\n"
 
 
 def test_the_first_version_of_the_protocol(device: VirtualDevice, tmp_path: Path) -> None:
