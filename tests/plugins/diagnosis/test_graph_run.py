@@ -71,26 +71,6 @@ def test_tokens_are_those_of_genie(runner: Runner, short_bundle: Path) -> None:
     assert last_query(short_bundle / "p.json")["num-prompt-tokens"]["value"] == 5
 
 
-def test_steps_and_scores_agree(runner: Runner, short_bundle: Path) -> None:
-    """Scores come from integers and a table, and step logits as floats: two ways to one number."""
-    prompt, following = [42, 79, 260], [823, 267, 1240]
-    (short_bundle / "windows").write_text(json.dumps([{"prompt": prompt, "following": following}]))
-    (short_bundle / "texts").write_text(json.dumps([prompt, [*prompt, *following]]))
-    steps = ("--windows", "windows", "--output_file", "logits", "--summary", "steps.json")
-    assert runner.run("graph_run.py", *CONFIG, *steps, cwd=short_bundle).returncode == 0
-    scored = ("--score", "texts", "--summary", "scores.json")
-    assert runner.run("graph_run.py", *CONFIG, *scored, cwd=short_bundle).returncode == 0
-    logits = np.fromfile(short_bundle / "logits", "<f4").reshape(3, -1).astype(np.float64)
-    sums = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
-    loss = float((sums - logits[range(3), following]).sum())
-    summary = json.loads((short_bundle / "scores.json").read_text())
-    short, long = summary["windows"]
-    assert (short["tokens"], long["tokens"], summary["n_tokens"]) == (3, 6, 9)
-    losses = [math.log(one["perplexity"]) * one["tokens"] for one in (short, long)]
-    assert losses[1] - losses[0] == pytest.approx(loss, rel=1e-4)
-    assert math.log(summary["perplexity"]) * 9 == pytest.approx(sum(losses))
-
-
 def test_graphs_are_described(runner: Runner, short_bundle: Path) -> None:
     done = runner.run("graph_run.py", *CONFIG, "--describe", cwd=short_bundle)
     described = json.loads(done.stdout)
@@ -142,14 +122,7 @@ def test_tokens_outside_of_the_vocabulary_are_refused(runner: Runner, short_bund
 
 BUILDS: dict[str, dict[str, object]] = {
     "one part": {},
-    "two parts": {"split_model.num_splits": 2},
-    "W4A16": {"quantization.recipe": "w4a16"},
-    "host embedding": {"prepare_embedding_lut": True},
     "two contexts": {"arn_cl_options.context_length": (96, 192)},
-    "AR 128": {
-        "arn_cl_options.auto_regression_number": (1, 128),
-        "arn_cl_options.context_length": (384,),
-    },
     "AR 128, two parts, host embedding": {
         "arn_cl_options.auto_regression_number": (1, 128),
         "arn_cl_options.context_length": (384,),
