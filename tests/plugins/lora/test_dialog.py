@@ -59,7 +59,7 @@ def test_genie_speaks_as_the_adapted_float_model(
     config = load_config(genie_lab.export / "config.json")
     tokenizer = load_tokenizer(genie_lab.export / "tokenizer.json")
     tokens = tokenizer.encode(tiny_text, add_special_tokens=False).ids
-    windows = spread_windows(tokens, 96, 2, config.bos_token_id)
+    windows = spread_windows(tokens, 96, 1, config.bos_token_id)
     encodings = calibrate_adapters(model, adapters, ALPHA, config, windows).encodings
     save_encodings(encodings, model.with_suffix(".encodings"))
 

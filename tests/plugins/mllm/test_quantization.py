@@ -60,7 +60,7 @@ def _quantize(
     folder: Path,
     technique: Technique = "none",
     head_bits: Literal[4, 8, 16] = 4,
-    n_samples: int = 4,
+    n_samples: int = 2,
 ) -> _Quantized:
     config = load_checkpoint_config(checkpoint / "config.json")
     soc = find_soc("SM8650")

@@ -38,20 +38,18 @@ def test_faults_are_injected_listed_and_cleared(start_device: Callable[..., Virt
     assert "no virtual device 'told'" in gone.stderr
 
 
-def test_heat_is_switched_on_read_and_off(start_device: Callable[..., VirtualDevice]) -> None:
-    start_device("heated")
-    assert "the heat model of heated is off" in _qnnfarm("heat", "heated").stderr
-    hot = _qnnfarm("heat", "heated", "--ambient", "35", "--temperature", "60", "--battery", "50")
+def test_heat_is_switched_on_read_and_off(device: VirtualDevice) -> None:
+    assert "is off" in _qnnfarm("heat", device.name).stderr
+    hot = _qnnfarm("heat", device.name, "--ambient", "35", "--temperature", "60", "--battery", "50")
     assert "SoC 6" in hot.stdout or "SoC 59" in hot.stdout
     assert "battery 50%" in hot.stdout
-    reading = json.loads(_qnnfarm("heat", "heated", "--json").stdout)
+    reading = json.loads(_qnnfarm("heat", device.name, "--json").stdout)
     assert 50 < reading["soc_c"] <= 60
-    wrong = _qnnfarm("heat", "heated", "--battery", "150")
+    wrong = _qnnfarm("heat", device.name, "--battery", "150")
     assert wrong.returncode == 2
     assert "battery" in wrong.stderr
-    assert _qnnfarm("heat", "heated", "--off").returncode == 0
-    assert manager.control("heated").heat() is None
-    manager.remove("heated")
+    assert _qnnfarm("heat", device.name, "--off").returncode == 0
+    assert manager.control(device.name).heat() is None
 
 
 def test_several_devices_stop_at_once_or_none(start_device: Callable[..., VirtualDevice]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import VirtualDeviceError
-from plugins.virtual_android import folder, manager, outside
+from plugins.virtual_android import events, folder, manager, outside
 from plugins.virtual_android.faults import parse_fault
 from plugins.virtual_android.host import hosted_control, hosted_devices
 from plugins.virtual_android.manager import VirtualDevice
@@ -172,25 +172,17 @@ def test_a_start_that_takes_too_long_is_an_error(
 # What grows
 
 
-def test_the_event_log_of_a_running_device_is_bounded(
-    start_device: Callable[..., VirtualDevice],
-) -> None:
-    device = start_device("talks")
-    folder = device.root.parent
-    line = '{"at": 1.0, "kind": "struck", "fault": "old", "detail": "' + "x" * 1000 + '"}\n'
-    for number in range(3):
-        with (folder / "events.jsonl").open("a") as file:
-            file.write(line * (1 + (4 << 20) // len(line)))
-        manager.control(device.name).inject(parse_fault(f"drop:when=pull,bytes={number}"))
-    sizes = [path.stat().st_size for path in folder.glob("events.jsonl*")]
-    assert len(sizes) == 2
-    assert sum(sizes) < 9 << 20
-    events = manager.control(device.name).events()
-    assert [event.fault for event in events if event.kind == "armed"][-2:] == [
-        "drop:bytes=1,when=pull",
-        "drop:bytes=2,when=pull",
-    ]
-    manager.remove("talks")
+def test_the_event_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_MAX_BYTES", 4000)
+    file = events.EventFile(tmp_path)
+    log = events.EventLog(file.write, lambda _: None)
+    for number in range(200):
+        log.add("armed", f"drop:bytes={number}")
+    file.close()
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert 4000 < sum(sizes) < 9000
+    kept = [event.fault for event in events.read_events(tmp_path)]
+    assert kept == [f"drop:bytes={number}" for number in range(200 - len(kept), 200)]
 
 
 def test_the_log_keeps_its_end(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 from harness.deploy.scripts import intact
 from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
-from harness.errors import VirtualDeviceError
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from plugins.virtual_android import manager
@@ -227,15 +226,6 @@ def test_throttled_processes_get_their_share_of_a_processor(
     manager.control(struck.name).clear()
     wait_for(lambda: not worker.is_stopped())
     worker.end()
-
-
-def test_a_stopped_device_refuses_commands(start_device: Callable[..., VirtualDevice]) -> None:
-    start_device("asleep")
-    manager.stop("asleep")
-    with pytest.raises(VirtualDeviceError, match="does not run"):
-        manager.control("asleep").inject(parse_fault("drop"))
-    assert [event.kind for event in manager.control("asleep").events()] == ["booted"]
-    manager.remove("asleep")
 
 
 def test_sync_saves_the_files_that_it_is_given(
