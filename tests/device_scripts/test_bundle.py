@@ -83,23 +83,6 @@ def test_a_damaged_binary_is_an_error_not_a_hang(runner: Runner, bundle: Path) -
     assert "genie-t2t-run: error: GenieDialog_create failed: GENIE_STATUS_ERROR_" in done.stderr
 
 
-def test_a_reader_that_goes_away_ends_the_run(runner: Runner, bundle: Path) -> None:
-    command = runner.command(T2T[0], [*T2T[1:], "-p", TEXT])
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(
-        command,
-        cwd=bundle,
-        env=runner.environment,
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        timeout=200,
-        check=False,
-    )
-    os.close(writer)
-    assert done.returncode != 0
-
-
 def test_a_signal_closes_the_dialog_and_is_told(runner: Runner, small_bundle: Path) -> None:
     """Without that the process aborts when it ends."""
     process = subprocess.Popen(

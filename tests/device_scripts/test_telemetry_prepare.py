@@ -1,6 +1,5 @@
 """`prepare.sh` under a phone's shell and tools, with Android's commands as far as it asks them."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -51,44 +50,9 @@ def records(stdout: str) -> dict[str, list[str]]:
     return {row[1]: row[2:] for row in rows}
 
 
-def test_all_of_it_there_and_back(device: DeviceShell, phone: tuple[Path, Path]) -> None:
-    sysfs, state = phone
-    changes = ["stay-awake", "governor=performance", "screen-off"]
-    done = device.run("prepare.sh", "apply", device.work_root, *changes)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert records(done.stdout) == {
-        "stay_awake": ["met", "null", "7", ""],
-        "governor": ["met", "walt", "performance", ""],
-        "screen": ["met", "Awake", "Asleep", ""],
-    }
-    assert governors(sysfs) == {"performance"}
-    assert (state / "stay_on_while_plugged_in").read_text() == "7\n"
-    assert (state / "wakefulness").read_text() == "Asleep\n"
-
-    done = device.run("prepare.sh", "restore", device.work_root)
-    back = records(done.stdout)
-    assert next(iter(back)) == "screen"  # the last change first
-    assert {row[0] for row in back.values()} == {"restored"}
-    assert governors(sysfs) == {"walt"}
-    assert not (state / "stay_on_while_plugged_in").exists()
-    assert (state / "wakefulness").read_text() == "Awake\n"
-    assert not (device.work_root / "prepared").exists()
-
-
 def test_nothing_to_restore(device: DeviceShell, phone: tuple[Path, Path]) -> None:
     done = device.run("prepare.sh", "restore", device.work_root)
     assert (done.returncode, records(done.stdout)) == (0, {})
-
-
-def test_a_second_apply_keeps_what_was_there_before_the_first(
-    device: DeviceShell, phone: tuple[Path, Path]
-) -> None:
-    sysfs, _ = phone
-    device.run("prepare.sh", "apply", device.work_root, "governor=performance")
-    device.run("prepare.sh", "apply", device.work_root, "governor=powersave")
-    assert governors(sysfs) == {"powersave"}
-    device.run("prepare.sh", "restore", device.work_root)
-    assert governors(sysfs) == {"walt"}
 
 
 def test_a_change_that_cannot_be_noted_is_not_made(
@@ -168,14 +132,3 @@ def test_a_link_in_the_place_of_the_notes_is_refused(
     assert done.returncode == 1
     assert "symbolic link" in done.stderr
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_a_device_without_anything_to_prepare(
-    device: DeviceShell, phone: tuple[Path, Path]
-) -> None:
-    sysfs, _ = phone
-    shutil.rmtree(sysfs)
-    device.environment["PATH"] = device.environment["PATH"].split(":")[0]
-    changes = ["wake-lock", "stay-awake", "fixed-performance", "governor=performance", "screen-off"]
-    done = device.run("prepare.sh", "apply", device.work_root, *changes)
-    assert {row[0] for row in records(done.stdout).values()} == {"unavailable"}

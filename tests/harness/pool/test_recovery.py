@@ -1,8 +1,5 @@
 """Recovery of real virtual devices, step by step."""
 
-import os
-import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +20,9 @@ from harness.pool.pool import Pool
 from harness.pool.records import Facts
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
+from harness.pool.upkeep import Recovery
 from plugins.virtual_android import manager
 from plugins.virtual_android.faults import Reboot
-from tests.command_line import Started
 from tests.conftest import kill_server
 from tests.harness.pool.conftest import close, pool_of
 
@@ -203,62 +200,25 @@ recovery:
     assert log.read_text() == f"dut {virtual.serial}\n"  # it is not due
 
 
-_PROGRAM = """
-import sys
-from harness.pool.requirement import Requirement
-from tests.harness.pool.conftest import pool_of
-
-how, ledger, serial, text = sys.argv[1:]
-with pool_of("android:" + serial, ledger, text, probe=False) as pool:
-    if how == "waits":
-        pool.acquire(Requirement())
-    pool.admin.recover("dut")
-"""
-_STEPS = """
-recovery:
-  steps: [reconnect, adb_server, power_cycle]
-  power_cycle: [sh, -c, 'echo $$ >>{log}; exec sleep 600']
-  power_cycle_timeout_s: {most_s}
-  return_timeout_s: {patience_s}
-  backoff_s: 1000
-"""
-
-
 def test_a_recovery_that_was_cut_off_begins_its_step_again(
-    make_pool: MakePool, virtual: manager.VirtualDevice, tmp_path: Path
+    make_pool: MakePool, virtual: manager.VirtualDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each process ends in the middle of a step; the next one repeats no earlier step."""
-    log = tmp_path / "cycled"
-
-    def text(patience_s: float, most_s: float = 3600.0) -> str:
-        return _STEPS.format(log=log, patience_s=patience_s, most_s=most_s)
-
-    def begin(how: str, patience_s: float) -> Started:
-        words = (how, tmp_path / "p.db", virtual.serial, text(patience_s))
-        return Started("-c", _PROGRAM, *words)
-
-    def comes_to(child: Started, step: str) -> None:
-        while next(iter(pool.ledger.rows(_keys(pool)).values())).step != step:
-            assert child.poll() is None
-            time.sleep(0.05)
-
-    pool = make_pool(text(0.001, 0.001), kind="android")
+    steps_of = "steps: [reconnect, adb_server, power_cycle], power_cycle: ['false']"
+    text = f"recovery: {{{steps_of}, return_timeout_s: 0.001, backoff_s: 1000}}"
+    pool = make_pool(text, kind="android")
     lose(pool, lambda: manager.stop(virtual.name))
-    with begin("recovers", 3600.0) as child:
-        comes_to(child, "reconnect")
-        child.send_signal(signal.SIGINT)
+
+    def interrupt(_: Recovery) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recovery, "_restart_server", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.admin.recover("dut")
     (status,) = pool.overview()
     assert status.state is MemberState.RECOVERING
-    assert "(reconnect was begun)" in status.reason
+    assert "(adb_server was begun)" in status.reason
     assert "`qnnfarm pool recover dut`" in status.reason
-    assert "nobody" not in pool.members()[0].reason  # said of a plan that waits, it would be wrong
-    with begin("waits", 0.001) as child:
-        comes_to(child, "power_cycle")
-        while not log.exists() or not log.read_text().endswith("\n"):
-            assert child.poll() is None
-            time.sleep(0.05)
-        child.kill()
-    os.kill(int(log.read_text()), signal.SIGKILL)
     pool.upkeep.repair(Member("dut", DeviceSpec("android", virtual.serial)), _keys(pool)[0])
     (row,) = pool.ledger.rows(_keys(pool)).values()
     assert (str(row.state), row.attempts, row.step) == ("absent", 1, "")
