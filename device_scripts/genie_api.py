@@ -86,12 +86,8 @@ _LogCallback = ctypes.CFUNCTYPE(None, _Handle, _Text, ctypes.c_int, ctypes.c_uin
 _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
     "GenieLog_create": (_Handle, _LogCallback, ctypes.c_int, ctypes.POINTER(_Handle)),
     "GenieLog_free": (_Handle,),
-    "GenieProfileConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
-    "GenieProfileConfig_free": (_Handle,),
     "GenieProfile_create": (_Handle, ctypes.POINTER(_Handle)),
     "GenieProfile_getJsonData": (_Handle, _AllocCallback, ctypes.POINTER(ctypes.c_void_p)),
-    "GenieProfile_free": (_Handle,),
-    "GenieDialog_create": (_Handle, ctypes.POINTER(_Handle)),
     "GenieDialog_query": (_Handle, _Text, ctypes.c_int, _QueryCallback, _Handle),
     "GenieDialog_tokenQuery": (
         _Handle,
@@ -119,19 +115,15 @@ _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
         _TokenCallback,
         _Handle,
     ),
-    "GenieDialog_save": (_Handle, _Text),
-    "GenieDialog_restore": (_Handle, _Text),
     "GenieDialog_setStopSequence": (_Handle, _Text),
     "GenieDialog_setMaxNumTokens": (_Handle, _U32),
     "GenieDialog_signal": (_Handle, ctypes.c_int),
-    "GenieDialog_reset": (_Handle,),
     "GenieDialog_applyLora": (_Handle, _Text, _Text),
     "GenieDialog_setLoraStrength": (_Handle, _Text, _Text, ctypes.c_float),
     "GenieDialog_setPerformancePolicy": (_Handle, ctypes.c_int),
     "GenieDialog_setPriority": (_Handle, _Text, ctypes.c_int),
     "GenieDialog_bindEngine": (_Handle, _Text, _Handle),
     "GenieDialog_getTokenizer": (_Handle, ctypes.POINTER(_Handle)),
-    "GenieDialog_free": (_Handle,),
     "GenieTokenizer_encode": (
         _Handle,
         _Text,
@@ -147,34 +139,28 @@ _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
         ctypes.POINTER(ctypes.c_void_p),
     ),
     "GenieSampler_registerUserDataCallback": (_Text, SamplerFunction, _Handle),
-    "GenieEmbedding_create": (_Handle, ctypes.POINTER(_Handle)),
     "GenieEmbedding_generate": (_Handle, _Text, _VectorCallback, _Handle),
     "GenieEmbedding_setPerformancePolicy": (_Handle, ctypes.c_int),
-    "GenieEmbedding_free": (_Handle,),
-    "GenieEngine_create": (_Handle, ctypes.POINTER(_Handle)),
-    "GenieEngine_free": (_Handle,),
-    "GenieNode_create": (_Handle, ctypes.POINTER(_Handle)),
     "GenieNode_setData": (_Handle, ctypes.c_int, _Handle, ctypes.c_size_t, _Text),
     "GenieNode_setTextCallback": (_Handle, ctypes.c_int, NodeTextFunction),
-    "GenieNode_free": (_Handle,),
-    "GeniePipeline_create": (_Handle, ctypes.POINTER(_Handle)),
     "GeniePipeline_addNode": (_Handle, _Handle),
     "GeniePipeline_execute": (_Handle, _Handle),
-    "GeniePipeline_reset": (_Handle,),
-    "GeniePipeline_save": (_Handle, _Text),
-    "GeniePipeline_restore": (_Handle, _Text),
-    "GeniePipeline_free": (_Handle,),
-    "GenieAccuracyConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
-    "GenieAccuracyConfig_free": (_Handle,),
     "GenieAccuracy_createFromDialog": (_Handle, _Handle, ctypes.POINTER(_Handle)),
     "GenieAccuracy_compute": (_Handle, _AllocCallback, ctypes.POINTER(ctypes.c_void_p)),
-    "GenieAccuracy_free": (_Handle,),
 }
-for _kind in ("Dialog", "Embedding", "Engine", "Node", "Pipeline"):
-    _SIGNATURES[f"Genie{_kind}Config_createFromJson"] = (_Text, ctypes.POINTER(_Handle))
+_MODELS = ("Dialog", "Embedding", "Engine", "Node", "Pipeline")
+for _kind in _MODELS:
     _SIGNATURES[f"Genie{_kind}Config_bindProfiler"] = (_Handle, _Handle)
     _SIGNATURES[f"Genie{_kind}Config_bindLogger"] = (_Handle, _Handle)
+    _SIGNATURES[f"Genie{_kind}_create"] = (_Handle, ctypes.POINTER(_Handle))
+for _kind in (*_MODELS, "Profile", "Accuracy"):
+    _SIGNATURES[f"Genie{_kind}Config_createFromJson"] = (_Text, ctypes.POINTER(_Handle))
     _SIGNATURES[f"Genie{_kind}Config_free"] = (_Handle,)
+    _SIGNATURES[f"Genie{_kind}_free"] = (_Handle,)
+for _kind in ("Dialog", "Pipeline"):
+    _SIGNATURES[f"Genie{_kind}_reset"] = (_Handle,)
+    _SIGNATURES[f"Genie{_kind}_save"] = (_Handle, _Text)
+    _SIGNATURES[f"Genie{_kind}_restore"] = (_Handle, _Text)
 
 
 class FatalError(Exception):

@@ -36,13 +36,28 @@ else:  # beside this file on the device
     import genie_trace
     from genie_app_script import Loop, ScriptError, Statement, Usage, Word, parse
 
+
+def _usages_of(kind: str, note: str = "") -> Tuple[Usage, ...]:
+    """Return the commands that make an object from a configuration, and free both."""
+    name = f"{kind.upper()}_NAME"
+    texts = (
+        "config create CONFIG_NAME FILE.json",
+        "config bind profile CONFIG_NAME PROFILE_NAME",
+        "config bind log CONFIG_NAME LOG_NAME",
+        "config free CONFIG_NAME",
+        f"create {name} CONFIG_NAME",
+        f"free {name}",
+    )
+    return tuple(Usage(f"{kind} {text}", note) for text in texts)
+
+
 _OURS = "spelling ours"
 _USAGES = (
-    Usage("dialog config create CONFIG_NAME FILE.json"),
-    Usage("dialog config bind profile CONFIG_NAME PROFILE_NAME"),
-    Usage("dialog config bind log CONFIG_NAME LOG_NAME"),
-    Usage("dialog config free CONFIG_NAME"),
-    Usage("dialog create DIALOG_NAME CONFIG_NAME"),
+    *_usages_of("dialog"),
+    *_usages_of("embedding"),
+    *_usages_of("engine", _OURS),
+    *_usages_of("node", _OURS),
+    *_usages_of("pipeline", _OURS),
     Usage('dialog query DIALOG_NAME "PROMPT"/PROMPT_FILE [OUTPUT_FILE]'),
     Usage('dialog rewindQuery DIALOG_NAME "PROMPT"/PROMPT_FILE [OUTPUT_FILE]'),
     Usage("dialog tokenQuery DIALOG_NAME TOKENS_PATH [OUTPUT_FILE]"),
@@ -60,39 +75,14 @@ _USAGES = (
     Usage("dialog reset DIALOG_NAME"),
     Usage("dialog save DIALOG_NAME PATH"),
     Usage("dialog restore DIALOG_NAME PATH"),
-    Usage("dialog free DIALOG_NAME"),
-    Usage("embedding config create CONFIG_NAME FILE.json"),
-    Usage("embedding config bind profile CONFIG_NAME PROFILE_NAME"),
-    Usage("embedding config bind log CONFIG_NAME LOG_NAME"),
-    Usage("embedding config free CONFIG_NAME"),
-    Usage("embedding create EMBEDDING_NAME CONFIG_NAME"),
     Usage('embedding generate EMBEDDING_NAME "PROMPT"/PROMPT_FILE [OUTPUT_FILE]'),
     Usage("embedding setPerformance EMBEDDING_NAME POLICY"),
-    Usage("embedding free EMBEDDING_NAME"),
-    Usage("engine config create CONFIG_NAME FILE.json", _OURS),
-    Usage("engine config bind profile CONFIG_NAME PROFILE_NAME", _OURS),
-    Usage("engine config bind log CONFIG_NAME LOG_NAME", _OURS),
-    Usage("engine config free CONFIG_NAME", _OURS),
-    Usage("engine create ENGINE_NAME CONFIG_NAME", _OURS),
-    Usage("engine free ENGINE_NAME", _OURS),
-    Usage("node config create CONFIG_NAME FILE.json", _OURS),
-    Usage("node config bind profile CONFIG_NAME PROFILE_NAME", _OURS),
-    Usage("node config bind log CONFIG_NAME LOG_NAME", _OURS),
-    Usage("node config free CONFIG_NAME", _OURS),
-    Usage("node create NODE_NAME CONFIG_NAME", _OURS),
     Usage('node setText NODE_NAME "PROMPT"/PROMPT_FILE', _OURS),
-    Usage("node free NODE_NAME", _OURS),
-    Usage("pipeline config create CONFIG_NAME FILE.json", _OURS),
-    Usage("pipeline config bind profile CONFIG_NAME PROFILE_NAME", _OURS),
-    Usage("pipeline config bind log CONFIG_NAME LOG_NAME", _OURS),
-    Usage("pipeline config free CONFIG_NAME", _OURS),
-    Usage("pipeline create PIPELINE_NAME CONFIG_NAME", _OURS),
     Usage("pipeline addNode PIPELINE_NAME NODE_NAME", _OURS),
     Usage("pipeline execute PIPELINE_NAME [OUTPUT_FILE]", _OURS),
     Usage("pipeline reset PIPELINE_NAME", _OURS),
     Usage("pipeline save PIPELINE_NAME PATH", _OURS),
     Usage("pipeline restore PIPELINE_NAME PATH", _OURS),
-    Usage("pipeline free PIPELINE_NAME", _OURS),
     Usage("profile create PROFILE_NAME"),
     Usage("profile save PROFILE_NAME FILE.json"),
     Usage("profile free PROFILE_NAME"),
