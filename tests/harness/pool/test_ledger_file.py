@@ -12,8 +12,8 @@ from harness.pool import database
 from tests.harness.pool.conftest import on_a_small_disk
 
 _PROGRAM = """
-import os, sys
-from contextlib import closing
+import sys
+from contextlib import closing, suppress
 from pathlib import Path
 from harness.clock import SystemClock
 from harness.errors import LedgerError
@@ -23,34 +23,21 @@ from harness.pool.ledger import Ledger
 from harness.pool.records import Facts
 
 folder = Path(sys.argv[1])
-
-def write(count):
-    with closing(Database(folder / "state" / "pool.db")) as database:
-        ledger = Ledger(database, SystemClock(), ttl_s=30, rule=QuarantineConfig())
-        for number in range(count):
-            ledger.record_found(f"key {number}", "x" * 900, f"spec {number}", Facts())
-
-def fill():
-    with open(folder / "filler", "wb", buffering=0) as file:
-        try:
+for is_full in (True, False, True, False):  # a new ledger, and an old one
+    (folder / "filler").unlink(missing_ok=True)
+    if is_full:
+        with suppress(OSError), open(folder / "filler", "wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-        except OSError:
-            pass
-
-def told(count):
-    try:
-        write(count)
-        print("fine")
-    except LedgerError as error:
-        print(error)
-
-for _ in ("new", "old"):
-    fill()
-    told(200)
-    told(200)
-    (folder / "filler").unlink()
-    told(20)
+    for _ in range(1 + is_full):
+        try:
+            with closing(Database(folder / "state" / "pool.db")) as database:
+                ledger = Ledger(database, SystemClock(), ttl_s=30, rule=QuarantineConfig())
+                for number in range(200 if is_full else 20):
+                    ledger.record_found(f"key {number}", "x" * 900, f"spec {number}", Facts())
+            print("fine")
+        except LedgerError as error:
+            print(error)
 """
 
 

@@ -1,69 +1,57 @@
 """Requests keep their place however short the TTL, notice what is freed, and say why they wait."""
 
+from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
 
 import pytest
-from sqlalchemy import select
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseTimeoutError
-from harness.pool.config import PoolConfig, QuarantineConfig
-from harness.pool.context import Heartbeat, PoolContext
-from harness.pool.database import Database
-from harness.pool.ledger import Ledger
 from harness.pool.members import Member
-from harness.pool.owner import this_process
 from harness.pool.pool import Acquisition
-from harness.pool.records import Facts, tickets
 from harness.pool.requirement import Requirement
 from harness.pool.states import Event
-from tests.clock import ManualClock
 from tests.harness.pool.conftest import Bench, on_each_database, process
 
-if TYPE_CHECKING:
-    from harness.pool.opener import Opener
+
+def request(bench: Bench, keys: str, cancelled: Callable[[], bool]) -> str:
+    """Wait for all of these devices until it is cancelled; give what it waited for."""
+    members = {key: Member(key, DeviceSpec("android", key)) for key in keys}
+    asked = Requirement(count=len(keys))
+    with pytest.raises(LeaseTimeoutError) as caught:
+        Acquisition(bench.context(), process(1), asked, lambda: members).run(
+            timeout_s=None, while_waiting=lambda: None, cancelled=cancelled
+        )
+    return caught.value.reason
+
+
+@pytest.fixture(autouse=True)
+def manual_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look is due by time, unless a test lets it pass."""
+    own_time = SimpleNamespace(monotonic=bench.clock.boottime)
+    monkeypatch.setattr("harness.pool.pool.time", own_time)
 
 
 def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = ManualClock()
-    monkeypatch.setattr("harness.pool.pool.time", SimpleNamespace(monotonic=clock.boottime))
-    databases = [Database(tmp_path / "pool.db") for _ in range(2)]
-    waiting, other = (
-        Ledger(db, clock, ttl_s=ttl_s, rule=QuarantineConfig())
-        for db, ttl_s in zip(databases, (1.0, 3600.0), strict=True)
-    )
-    other.record_found("a", "a", "spec:a", Facts())
-    assert other.try_grant(other.enqueue(this_process(), ["a"], 1))
+    bench.add("a")
+    bench.lease(2, "a")
+    bench.ledger.ttl_s = 1.0
     seen: set[int] = set()
-    waits = select(tickets.c.id).where(tickets.c.grant.is_(None))
 
     def wait(version: tuple[int, int], timeout_s: float) -> tuple[int, int]:
-        clock.time += timeout_s
-        other.reconcile()
-        ids = databases[1].read(lambda db: list(db.scalars(waits)))
-        assert len(ids) == 1
-        seen.update(ids)
+        bench.clock.time += timeout_s
+        bench.ledger.reconcile()
+        ((ticket,),) = bench.sql('SELECT id FROM pool_tickets WHERE "grant" IS NULL')
+        seen.add(ticket)
         return version
 
-    monkeypatch.setattr(databases[0], "wait", wait)
-    end = clock.time + 8.0
-    opener = cast("Opener", None)  # nothing is granted
-    context = PoolContext(PoolConfig(), clock, waiting, opener, Heartbeat(waiting))
-    members = {"a": Member("a", DeviceSpec("android", "a"))}
-    try:
-        with pytest.raises(LeaseTimeoutError):
-            Acquisition(context, this_process(), Requirement(), lambda: members).run(
-                timeout_s=None, while_waiting=lambda: None, cancelled=lambda: clock.time >= end
-            )
-    finally:
-        for database in databases:
-            database.close()
+    monkeypatch.setattr(bench.database, "wait", wait)
+    end = bench.clock.time + 8.0
+    request(bench, "a", lambda: bench.clock.time >= end)
     assert len(seen) == 1
 
 
@@ -72,8 +60,6 @@ def test_a_device_that_is_freed_while_a_request_looks_at_the_queue_wakes_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The release comes after what the request sees, and before it waits for news."""
-    stopped = SimpleNamespace(monotonic=bench.clock.boottime)  # no look is due by time
-    monkeypatch.setattr("harness.pool.pool.time", stopped)
     bench.add("a")
     token = bench.lease(2, "a")
     other = Bench(bench.location)  # of another process
@@ -91,13 +77,8 @@ def test_a_device_that_is_freed_while_a_request_looks_at_the_queue_wakes_it(
 
     monkeypatch.setattr(bench.ledger, "try_grant", look_as_it_is_freed)
     polls = iter(range(20))
-    members = {"a": Member("a", DeviceSpec("android", "a"))}
-    with closing(other.database), pytest.raises(LeaseTimeoutError):
-        Acquisition(bench.context(), process(1), Requirement(), lambda: members).run(
-            timeout_s=None,
-            while_waiting=lambda: None,
-            cancelled=lambda: looks > 1 or next(polls, None) is None,
-        )
+    with closing(other.database):
+        request(bench, "a", lambda: looks > 1 or next(polls, None) is None)
     assert looks == 2
     assert next(polls, None) is not None  # it was woken, and did not come to an end
 
@@ -106,12 +87,7 @@ def test_a_lease_timeout_says_who_held_each_device(bench: Bench) -> None:
     bench.add("a", "b", "c")
     bench.lease(2, "a")
     bench.ledger.apply("b", Event.DRAIN, "a new battery")
-    members = {name: Member(name, DeviceSpec("android", name)) for name in "abc"}
-    with pytest.raises(LeaseTimeoutError) as caught:
-        Acquisition(bench.context(), process(1), Requirement(count=3), lambda: members).run(
-            timeout_s=0, while_waiting=lambda: None, cancelled=lambda: False
-        )
-    a, b, c = caught.value.reason.split("; ")
+    a, b, c = request(bench, "abc", lambda: True).split("; ")
     assert a.startswith("a is held by process 2 since ")
     assert b.startswith("b is draining (a new battery) since ")
     assert c == "c is ready, but not granted yet"
