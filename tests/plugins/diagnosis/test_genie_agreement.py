@@ -73,10 +73,9 @@ STRICTER: Mapping[str, Mapping[str, str]] = {
     },
     "What Genie takes and then does otherwise: a native lookup table, a group of adapters that are "
     "not there.": {"rule": "datatype|members"},
-    "The section of an encoder's node is there and an object, and nothing stands behind the "
-    "file's.": {
-        "model_type": "(text|image)-encoder",
-        "missing": "(text|image)-encoder",
+    "The section of a node is there and an object, and nothing stands behind the file's.": {
+        "model_type": "(text|image)-encoder|text-generator",
+        "missing": "(text|image)-encoder|text-generator",
         "json_invalid": "",
     },
 }  # fmt: skip
