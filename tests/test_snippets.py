@@ -463,6 +463,7 @@ def own_tests(reader: Reader) -> None:
 
 @scene("quantization.md", slow=True)
 def a_model_to_quantize(reader: Reader) -> None:
+    needs("plugins.onnx_exports")
     reader.model("my-model")
     reader.scope["builder"] = GenAIBuilderFactory.create(tiny_llama.folder())
 

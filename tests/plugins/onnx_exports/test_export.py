@@ -10,7 +10,6 @@ import numpy.typing as npt
 import onnx
 import pytest
 
-from buildlib.builder.aimet_export import export_for_aimet
 from buildlib.checkpoint.config import load_config
 from buildlib.encodings.files import load_encodings
 from buildlib.encodings.grid import weight_grid
@@ -21,6 +20,7 @@ from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner, read_ports
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.recipe import complete_encodings, matrix_uses
+from plugins.onnx_exports.command import export_for_aimet
 from tests.command_line import qnnfarm
 
 SHAPE = GraphShape(16, 48)
