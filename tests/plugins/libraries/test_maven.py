@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from buildlib.targets import find_soc
 from harness.errors import LibrariesFetchError, WrongUseError
-from harness.runtimes.bundles.maven import Artifact, fetch_artifact
 from harness.runtimes.bundles.sources import FOLDERS_VARIABLE, find_qnn, qnn_libraries
+from plugins.libraries.maven import Artifact, fetch_artifact
 
 RUNTIME = Artifact("com.example.npu", "runtime", "2.51.0")
 PHONE = find_soc("SM8750")

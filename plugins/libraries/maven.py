@@ -20,7 +20,7 @@ from urllib.request import urlopen
 
 from buildlib.paths import default_cache_root
 from harness.errors import LibrariesFetchError, WrongUseError
-from harness.runtimes.bundles.fetch import fetch_once
+from plugins.libraries.fetch import fetch_once
 
 CENTRAL = "https://repo1.maven.org/maven2"
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}")

@@ -12,9 +12,9 @@ from harness.cli.arguments import Json
 from harness.cli.completion import complete_socs
 from harness.console import answers, print_json, print_rows
 from harness.errors import GenieMissingError, WrongUseError
-from harness.runtimes.bundles.fetch import fetch_wheel
-from harness.runtimes.bundles.maven import CENTRAL, Artifact, fetch_artifact
 from harness.runtimes.bundles.sources import FOLDERS_VARIABLE, fetched_wheel, find_genie
+from plugins.libraries.fetch import fetch_wheel
+from plugins.libraries.maven import CENTRAL, Artifact, fetch_artifact
 
 app = typer.Typer(
     help="Genie and QNN for devices: what this machine has, and fetching the rest.",

@@ -1,0 +1,1 @@
+"""Genie and QNN for devices, listed and fetched."""
