@@ -15,7 +15,6 @@ from buildlib.replay import emulator_twin
 from buildlib.toolchains.base import GraphInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import CacheDir, ContainerDir, Json
-from harness.cli.bundle import bundle_for_device
 from harness.cli.completion import complete_devices
 from harness.cli.device_lease import virtual_device
 from harness.console import answers, print_json, print_remark
@@ -27,6 +26,7 @@ from harness.runtimes.registry import open_model, runtimes
 from harness.runtimes.tokenizer import ContextLimit
 from harness.workloads.bench_prompt import cut_prompt
 from harness.workloads.session import Session
+from plugins.diagnosis.bundle import bundle_for_device
 from plugins.diagnosis.graph_runtime import graph_bundle
 
 _ANDROID = "arm64-v8a"
