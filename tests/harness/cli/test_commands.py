@@ -138,23 +138,15 @@ def test_the_path_of_a_user(
     assert versions["libGenie.so"].startswith("sha256:")
     assert versions["pushed notes.txt"] == f"sha256:{hashlib.sha256(b'of mine').hexdigest()[:16]}"
     assert rows(db, "SELECT count(*) FROM runs") == [(1,)]
-    written = ("--save", tmp_path / "saved", "--trace", tmp_path / "again.json.gz")
-    saved = qnnfarm("results", "show", run["id"], "--db", db, *written)
-    again = gzip.decompress((tmp_path / "again.json.gz").read_bytes())
-    assert again == gzip.decompress((tmp_path / "bench.json.gz").read_bytes())
+    again = tmp_path / "again.json.gz"
+    saved = qnnfarm("results", "show", run["id"], "--db", db, "--trace", again)
     assert saved.returncode == 0, saved.stderr
-    folder = tmp_path / "saved" / run["id"]
-    assert "[INFO] qnn-htp: loading model" in (folder / "run.log").read_text()
-    assert {path.name for path in folder.iterdir()} == {
-        "run.log",
-        "profiles.jsonl",
-        "traces.jsonl.gz",
-    }
+    traces = (gzip.decompress(path.read_bytes()) for path in (again, tmp_path / "bench.json.gz"))
+    assert len(set(traces)) == 1
 
     text = small_model / "text" / "calibration.txt"
     window = ("--text", text, "--windows", "1", "--db", db, "--json")
-    scoring = qnnfarm("perplexity", *on_device, *window, "--trace", trace, "--log-level", "warn")
-    assert "[WARN] " in scoring.stderr
+    scoring = qnnfarm("perplexity", *on_device, *window, "--trace", trace)
     names = Counter(event["name"] for event in json.loads(trace.read_text())["traceEvents"])
     assert names["GenieAccuracy_compute"] == names["window 1"] == 1
     assert names["QnnApi::graphExecute"] >= 5  # of the 160 tokens 32 at a time
@@ -234,17 +226,11 @@ def test_doctor_names_the_glibc_of_the_libraries(
 
 
 @pytest.mark.needs("libatomic1")
-def test_doctor_says_when_there_is_no_namespace(process: Run) -> None:
-    done = process("doctor", QNNFARM_VIRTUAL_NAMESPACE="none")
-    assert done.returncode == 0
-    assert "--unconfined" in done.stdout
-
-
-@pytest.mark.needs("libatomic1")
 def test_doctor_says_who_can_use_the_devices_of_an_adb_server(
     process: Run, adb_server: AdbServer
 ) -> None:
-    at_a_port = process("doctor").stdout
+    at_a_port = process("doctor", QNNFARM_VIRTUAL_NAMESPACE="none").stdout
+    assert "--unconfined" in at_a_port
     assert f" at {adb_server.adb_path}; server of adb " in at_a_port
     assert f" at {adb_server.address}," in at_a_port
     assert "every user of this host can use its devices" in at_a_port

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,11 @@ from harness.errors import (
 )
 from plugins.virtual_android import manager
 from tests.harness.cli.conftest import Run
+
+
+@pytest.fixture
+def new_device_name() -> str:
+    return f"held-{os.getpid()}"
 
 
 def test_a_device_that_is_used_is_not_used_by_others(
@@ -121,37 +127,34 @@ def test_a_device_that_somebody_holds_is_not_stopped(
             manager.remove(new_device_name)
 
 
-@pytest.fixture
-def new_device_name() -> str:
-    return f"held-{os.getpid()}"
-
-
 POOL = "devices: [{type: local, name: here}]"
 
 
+@contextlib.contextmanager
+def leased(*names: str, pool: Path | None = None, wait_s: float = 60) -> Iterator[Device]:
+    """The device of a first session of `bench`."""
+    with (
+        device_source(list(names) or None, pool, command="bench", wait_s=wait_s) as source,
+        source(0, "SM8750") as device,
+    ):
+        yield device
+
+
 def test_a_pool_is_found_as_the_pool_commands_find_it(
-    adb_environment: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    adb_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By `$QNNFARM_POOL`, or as `./pool.yaml`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pool.yaml").write_text(POOL)
     for name in ("here", "local"):  # as the pool calls it, and as `--device` does without one
-        with (
-            device_source([name], None, command="bench", wait_s=60) as source,
-            source(0, "SM8750") as device,
-        ):
+        with leased(name) as device:
             assert device.type == "local"
-    with (
-        device_source(None, None, command="bench", wait_s=0) as source,
-        pytest.raises(RequirementError, match="none has the SoC SM8750 \\(here: unknown\\)"),
-        source(0, "SM8750"),
-    ):
+    told = "none has the SoC SM8750 \\(here: unknown\\)"
+    with pytest.raises(RequirementError, match=told), leased(wait_s=0):
         pass
     (tmp_path / "pool.yaml").rename(tmp_path / "other.yaml")
     monkeypatch.setenv("QNNFARM_POOL", "other.yaml")
-    with device_source(["here"], None, command="bench", wait_s=60) as source, source(0, "SM8750"):
+    with leased("here"):
         pass
 
 
@@ -161,21 +164,13 @@ def test_a_name_outside_a_pool_that_nobody_asked_for_is_a_device(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "pool.yaml"
     path.write_text("devices: [{type: android, identifier: usb}]")
-    with (
-        device_source(["local"], None, command="bench", wait_s=60) as source,
-        source(0, "SM8750") as device,
-    ):
+    with leased("local") as device:
         assert device.type == "local"
     with (
-        device_source(["local"], path, command="bench", wait_s=0) as source,
         pytest.raises(RequirementError, match="the name local"),
-        source(0, "SM8750"),
+        leased("local", pool=path, wait_s=0),
     ):
         pass
     monkeypatch.setenv("ANDROID_SERIAL", "nosuch")
-    with (
-        device_source(None, None, command="bench", wait_s=0) as source,
-        pytest.raises(NoDeviceError, match="nosuch"),
-        source(0, "SM8750"),
-    ):
+    with pytest.raises(NoDeviceError, match="nosuch"), leased(wait_s=0):
         pass

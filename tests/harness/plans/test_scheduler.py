@@ -349,7 +349,6 @@ def test_whatever_fails_each_cell_ends_once_and_all_leases_end(
         assert runner.tries[outcome.cell.label] == sum(seen.values()) + (expected == "done")
 
 
-@pytest.mark.variant
 def test_ctrl_c_at_any_line_leaves_no_lease_and_a_journal_that_is_true() -> None:
     modules = (cell_queue, lease_requests, outcome_log, scheduler)
     todo = cells(3, Requirement(name="a")) + cells(2, Requirement(name="b"), first=3)

@@ -237,18 +237,18 @@ def test_an_adapter_beyond_the_ranges_is_told(dialog_container: GenAIContainer) 
 
 def test_lookahead_of_another_configuration_is_refused(
     virtual_device: Device,
-    tiny_bundle: Path,
+    graphs_container: GenAIContainer,
     genie_checks: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("QNNFARM_CACHE_DIR", str(genie_checks))
-    container = GenAIContainer.load(tiny_bundle)
-    lade = container.genie_config.with_type("lade", lade=Lade(window=2, ngram=3, gcap=2))
+    block = Lade(window=2, ngram=3, gcap=2)
+    lade = graphs_container.genie_config.with_type("lade", lade=block)
     (tmp_path / "lade.json").write_text(lade.to_json())
     workload = Generate.of(prompt=TEXT, max_tokens=4, genie_config=str(tmp_path / "lade.json"))
     with (
-        Session(virtual_device, GenieModel(container)) as session,
+        Session(virtual_device, GenieModel(graphs_container)) as session,
         pytest.raises(WrongUseError, match="type lade are wrong with Genie"),
     ):
         workload.run(session)
