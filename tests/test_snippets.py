@@ -49,7 +49,7 @@ from suites.models import tiny_llama
 from tests.command_line import qnnfarm
 from tests.conftest import kill_server
 from tests.documents import DOCUMENTS, ROOT, Block, Shell, blocks, commands, difference
-from tests.harness.results.conftest import _make_run
+from tests.harness.results.places import make_run
 from tests.postgresql_server import running_postgresql_server
 from tests.system import CONDITIONS, needs
 from tools.tiny_llama.gguf_file import write_gguf
@@ -210,7 +210,7 @@ def stored_nights(
     path: Path, last: datetime, *, commit: str = "b7" * 20, genie: str = "1.22", prompt: int = 512
 ) -> list[str]:
     """Store 30 nights of two phones that lose 5 % in the last three; return the runs' ids."""
-    base = _make_run()
+    base = make_run()
     model = {"model": "my-llama", "target": "SM8750", "ars": (1, 128), "cl": 4096}
     phone: dict[str, Any] = {"emulator": False, "model": "SM-S938B", "manufacturer": "Samsung"}
     with ResultsStore.open(path) as store:
@@ -223,7 +223,7 @@ def stored_nights(
             }  # fmt: skip
             for serial, difference in (("R5CX1", 0.1), ("R5CX2", -0.1)):
                 value = Measurement(metric="decode_tokens_per_s", value=level + difference)
-                run = _make_run(
+                run = make_run(
                     status="done",
                     created_at=last - timedelta(days=29 - night),
                     container=base.container.model_copy(update={**model, "precision": "W4A16"}),

@@ -20,7 +20,7 @@ from harness.errors import RunnerError
 from harness.results.store import ResultsStore
 from tests.command_line import qnnfarm
 from tests.harness.cli.test_commands import all_commands
-from tests.harness.results.conftest import _make_run
+from tests.harness.results.places import make_run
 
 _COMMAND = re.compile(r"`qnnfarm ([a-z-]+(?: [a-z-]+)*)")
 _ASK_LIBRARY = """
@@ -225,7 +225,7 @@ def test_the_command_explains_a_code_a_log_and_a_run(tmp_path: Path) -> None:
     assert status == 0
     assert "any.log, line 2: [ERROR]" in said
     db = str(tmp_path / "results.db")
-    run = _make_run()
+    run = make_run()
     with ResultsStore.open(db) as store:
         with contextlib.suppress(RunnerError), store.recording(run) as recorder:
             recorder.add_artifact("logcat.txt", b"E qnn_open failed, 0x80000406", "log")

@@ -249,12 +249,6 @@ def browser() -> "Iterator[Chrome]":
         yield opened
 
 
-@pytest.fixture(scope="session")
-def samples() -> Mapping[str, list[Run]]:
-    """Made-up runs by scenario."""
-    return {"emulator": emulator_runs(), "mixed": mixed_runs(), "empty": []}
-
-
 @pytest.fixture
 def make_store(tmp_path: Path) -> Callable[[Sequence[Run]], Path]:
     """Writes runs into a new results database."""

@@ -1,7 +1,7 @@
 """The report in a real browser: figures can be read, nothing is asked of the network, it fits."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,19 @@ from plugins.nightly.night import Night, NightFailure, Regression, judge_night
 from reports import content, html_file, page, site_folder
 from tests.harness.results.places import write_runs
 from tests.reports import lab
-from tests.reports.conftest import START, MakeStore, Sample, html_of, perplexity, speeds
+from tests.reports.conftest import (
+    START,
+    MakeStore,
+    Sample,
+    emulator_runs,
+    html_of,
+    mixed_runs,
+    perplexity,
+    speeds,
+)
 from tools import screenshots
 
 pytestmark = pytest.mark.first
-Samples = Mapping[str, list[Run]]
 Load = Callable[..., str]
 HOSTILE = (
     "\n</pre><script>document.title='owned'</script><img src='http://127.0.0.1:9/x.png' "
@@ -123,8 +131,8 @@ def check_fit(browser: Chrome, widths: Sequence[int], addresses: Sequence[str] =
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_a_figure_can_be_read(browser: Chrome, load: Load, samples: Samples) -> None:
-    address = load(samples["emulator"])
+def test_a_figure_can_be_read(browser: Chrome, load: Load) -> None:
+    address = load(emulator_runs())
     cell = browser.find_element(
         By.CSS_SELECTOR, '[data-target="SM8750:emulator"] td[data-metric="decode_tokens_per_s"]'
     )
@@ -140,7 +148,7 @@ def test_a_figure_can_be_read(browser: Chrome, load: Load, samples: Samples) -> 
     notice = browser.find_element(By.ID, "emulator-notice")
     assert notice.is_displayed()
     assert "Emulator speed is not hardware speed." in notice.text
-    show(browser, address, f"run-{samples['emulator'][0].id}")
+    show(browser, address, f"run-{emulator_runs()[0].id}")
     chart = browser.find_element(By.CSS_SELECTOR, "article.run:target .canvas svg")
     assert chart.size["width"] > 300
     assert complaints(browser) == []
@@ -148,18 +156,16 @@ def test_a_figure_can_be_read(browser: Chrome, load: Load, samples: Samples) -> 
 
 
 @pytest.mark.variant
-def test_no_part_of_the_page_scrolls_sideways(
-    browser: Chrome, load: Load, samples: Samples
-) -> None:
+def test_no_part_of_the_page_scrolls_sideways(browser: Chrome, load: Load) -> None:
     """All parts at once: grades, unchecked outputs, comparisons, telemetry, conditions, gaps."""
     phone = Sample("SM8750", emulator=False, model="Llama-3.2-1B")
     uncertain = {**perplexity(17.966, 17.5, 17.9), "perplexity_error": [2.356]}
     scored = phone.run(300, "perplexity", uncertain)
-    address = load((*samples["mixed"], *lab.comparison(), scored), add_sessions)
+    address = load((*mixed_runs(), *lab.comparison(), scored), add_sessions)
     browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
     for part in (".grade", "[data-output]", "[data-verdict]", ".canvas", ".conditions", "#gaps"):
         assert browser.find_elements(By.CSS_SELECTOR, part), part
-    failed, heated = samples["mixed"][6].id, lab.sessions()[3].id
+    failed, heated = mixed_runs()[6].id, lab.sessions()[3].id
     pages = ("overview", "history", "curves", "runs", "compare", "devices")
     anchors = (*pages, f"run-{failed}", f"run-{heated}")
     addresses = [f"{address}#{anchor}" for anchor in anchors]
@@ -181,12 +187,10 @@ def test_runs_in_one_line_fit_and_are_found(
     assert browser.find_element(By.CSS_SELECTOR, "li:target").text.startswith("2026-11-20 10:30")
 
 
-def test_hostile_text_names_and_logs_are_only_text(
-    browser: Chrome, load: Load, samples: Samples
-) -> None:
+def test_hostile_text_names_and_logs_are_only_text(browser: Chrome, load: Load) -> None:
     """The same text wherever text from outside can be; every page is opened, and its charts."""
     runs: list[Run] = []
-    for run in (*samples["emulator"], *lab.comparison()):
+    for run in (*emulator_runs(), *lab.comparison()):
         data = run.model_dump()
         data["container"] |= {"model": HOSTILE, "target": HOSTILE}
         data["device"] |= dict.fromkeys(("serial", "soc", "model", "manufacturer"), HOSTILE)
@@ -238,14 +242,12 @@ def test_hostile_text_names_and_logs_are_only_text(
     assert requests(browser) <= {address}
 
 
-def test_without_scripts_every_page_and_table_is_there(
-    browser: Chrome, load: Load, samples: Samples
-) -> None:
+def test_without_scripts_every_page_and_table_is_there(browser: Chrome, load: Load) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
-        address = load(samples["mixed"])
+        address = load(mixed_runs())
         assert browser.find_element(By.CSS_SELECTOR, "#hardware table").is_displayed()
-        run = f"run-{samples['mixed'][6].id}"
+        run = f"run-{mixed_runs()[6].id}"
         for anchor in ("history", "runs", "devices", run):
             browser.get(f"{address}#{anchor}")
             assert browser.find_element(By.ID, anchor).is_displayed()
@@ -257,11 +259,9 @@ def test_without_scripts_every_page_and_table_is_there(
 
 
 @pytest.mark.variant
-def test_figures_are_copied_as_command_csv_and_markdown(
-    browser: Chrome, load: Load, samples: Samples
-) -> None:
-    run = samples["emulator"][0]
-    address = load(samples["emulator"])
+def test_figures_are_copied_as_command_csv_and_markdown(browser: Chrome, load: Load) -> None:
+    run = emulator_runs()[0]
+    address = load(emulator_runs())
     show(browser, address, f"run-{run.id}")
     browser.execute_script(
         "window.copied = []; navigator.clipboard.writeText = async text => { copied.push(text); };"
@@ -322,11 +322,11 @@ def test_a_history_is_zoomed_by_buttons_and_fingers(browser: Chrome, load: Load)
 
 
 @pytest.mark.variant
-def test_a_site_works_from_a_folder(browser: Chrome, tmp_path: Path, samples: Samples) -> None:
+def test_a_site_works_from_a_folder(browser: Chrome, tmp_path: Path) -> None:
     database, folder = tmp_path / "results.db", tmp_path / "site"
     with ResultsStore.open(database) as store:
         lab.add_telemetry(store, lab.sessions())
-        write_runs(store, samples["mixed"])
+        write_runs(store, mixed_runs())
     composed = page.compose(page.load(str(database)))
     assert site_folder.write(composed, str(database), folder, datetime.now(UTC)) == 16
     assert site_folder.write(composed, str(database), folder, datetime.now(UTC)) == 0
@@ -342,10 +342,8 @@ def test_a_site_works_from_a_folder(browser: Chrome, tmp_path: Path, samples: Sa
     assert complaints(browser) == []
 
 
-def test_the_policy_stops_what_would_slip_through(
-    browser: Chrome, load: Load, samples: Samples
-) -> None:
-    address = load(samples["emulator"])
+def test_the_policy_stops_what_would_slip_through(browser: Chrome, load: Load) -> None:
+    address = load(emulator_runs())
     # All is said of the image once it has failed.
     failed = browser.execute_async_script(
         "const s = document.createElement('script'); s.textContent = 'document.title = 1';"

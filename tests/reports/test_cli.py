@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,16 @@ from harness.results.records import Run
 from harness.results.store import ResultsStore
 from reports.cli import report
 from reports.errors import ReportError
-from tests.reports.conftest import changed
+from tests.reports.conftest import changed, emulator_runs, mixed_runs
 from tests.reports.test_history import nights
 
 MakeStore = Callable[[Sequence[Run]], Path]
-Samples = Mapping[str, list[Run]]
 
 
 class Command:
     """`qnnfarm report` over a database with some runs."""
 
-    def __init__(self, db: Path, out: Path) -> None:
+    def __init__(self, db: Path | str, out: Path) -> None:
         self.db, self.out = db, out
         self._app = typer.Typer()
         self._app.command()(report)
@@ -64,8 +63,8 @@ def reporting(make_store: MakeStore, tmp_path: Path) -> Reporting:
     return lambda runs: Command(make_store(runs), tmp_path / "r.html")
 
 
-def test_it_writes_the_file_and_prints_the_summary(reporting: Reporting, samples: Samples) -> None:
-    command = reporting(samples["mixed"])
+def test_it_writes_the_file_and_prints_the_summary(reporting: Reporting) -> None:
+    command = reporting(mixed_runs())
     output = command.printed()
     for words in (
         "Emulator speed is not hardware speed.", "17.22", "25.565", "+0.33%", "interrupted",
@@ -76,11 +75,11 @@ def test_it_writes_the_file_and_prints_the_summary(reporting: Reporting, samples
     assert command.out.read_text().startswith("<!doctype html>")
 
 
-def test_json_is_for_programs(reporting: Reporting, samples: Samples) -> None:
-    command = reporting(samples["mixed"])
+def test_json_is_for_programs(reporting: Reporting) -> None:
+    command = reporting(mixed_runs())
     document = command.document()
     assert (document["version"], document["report"]) == (1, str(command.out))
-    assert document["runs"] == len(samples["mixed"])
+    assert document["runs"] == len(mixed_runs())
     found = {(row["target"], row["emulator"]): row for row in document["rows"]}
     decode = found["SM8750:emulator", True]["metrics"]["decode_tokens_per_s"]
     assert (decode["repetitions"], decode["sessions"]) == (3, 1)
@@ -89,8 +88,8 @@ def test_json_is_for_programs(reporting: Reporting, samples: Samples) -> None:
     assert document["perplexities"][0]["definition"]["positions"] == "first_cl_minus_ar"
 
 
-def test_a_report_of_some_runs(reporting: Reporting, samples: Samples) -> None:
-    first, second, third = samples["emulator"][:3]
+def test_a_report_of_some_runs(reporting: Reporting) -> None:
+    first, second, third = emulator_runs()[:3]
     command = reporting(
         [first, changed(second, labels={"team": "camera"}), changed(third, plan="nightly")]
     )
@@ -103,17 +102,15 @@ def test_a_report_of_some_runs(reporting: Reporting, samples: Samples) -> None:
         assert command.document(*shlex.split(options))["runs"] == count, options
 
 
-def test_hostile_names_do_not_speak_to_the_terminal(reporting: Reporting, samples: Samples) -> None:
-    run = changed(samples["emulator"][0], container__model="\x1b]0;x\x07[bold]m[/nope]")
+def test_hostile_names_do_not_speak_to_the_terminal(reporting: Reporting) -> None:
+    run = changed(emulator_runs()[0], container__model="\x1b]0;x\x07[bold]m[/nope]")
     output = reporting([run]).printed()
     assert "\x07" not in output
     assert "[bold]m[/nope]" in output
 
 
-def test_emulator_speeds_are_not_called_unsteady_and_all_else_is_said(
-    reporting: Reporting, samples: Samples
-) -> None:
-    run = samples["emulator"][0]
+def test_emulator_speeds_are_not_called_unsteady_and_all_else_is_said(reporting: Reporting) -> None:
+    run = emulator_runs()[0]
     shaky = [
         m.model_copy(update={"value": m.value * (1 + m.repetition)})
         if m.metric in {"prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s"}
@@ -126,9 +123,9 @@ def test_emulator_speeds_are_not_called_unsteady_and_all_else_is_said(
 
 
 def test_wrong_use_is_refused_before_anything_is_written(
-    make_store: MakeStore, samples: Samples, tmp_path: Path
+    make_store: MakeStore, tmp_path: Path
 ) -> None:
-    db = make_store(samples["emulator"])
+    db = make_store(emulator_runs())
     before = db.read_bytes()
     with pytest.raises(ReportError) as caught:
         report(db=str(db), out=tmp_path / "." / db.name)

@@ -3,7 +3,6 @@
 import itertools
 import random
 import re
-from collections.abc import Mapping
 from datetime import timedelta
 
 import pytest
@@ -16,9 +15,16 @@ from harness.results.records import Run
 from reports import summary
 from reports.document import to_document
 from reports.summary import SummaryRow, find_matrices, perplexities, summarise, task_rows
-from tests.reports.conftest import START, Sample, changed, composed, html_of, speeds
-
-Samples = Mapping[str, list[Run]]
+from tests.reports.conftest import (
+    START,
+    Sample,
+    changed,
+    composed,
+    emulator_runs,
+    html_of,
+    mixed_runs,
+    speeds,
+)
 
 
 def rows(runs: list[Run]) -> tuple[SummaryRow, ...]:
@@ -26,8 +32,8 @@ def rows(runs: list[Run]) -> tuple[SummaryRow, ...]:
     return tuple(row for section in composed(done).sections for row in section.rows)
 
 
-def test_hardware_and_emulator_never_meet(samples: Samples) -> None:
-    runs = [run for run in samples["mixed"] if run.status == "done"]
+def test_hardware_and_emulator_never_meet() -> None:
+    runs = [run for run in mixed_runs() if run.status == "done"]
     sections = composed(runs).sections
     assert [section.emulator for section in sections] == [False, True]
     for section in sections:
@@ -38,8 +44,8 @@ def test_hardware_and_emulator_never_meet(samples: Samples) -> None:
         assert {run.device.emulator for run in behind} == {section.emulator}
 
 
-def test_the_same_container_on_emulator_and_hardware_gives_two_rows(samples: Samples) -> None:
-    emulated = samples["emulator"][0]
+def test_the_same_container_on_emulator_and_hardware_gives_two_rows() -> None:
+    emulated = emulator_runs()[0]
     real = changed(emulated, id="f" * 32, device__emulator=False)
     assert len(rows([emulated, real])) == 2
 
@@ -59,8 +65,8 @@ def test_the_same_container_on_emulator_and_hardware_gives_two_rows(samples: Sam
     ],
     ids=str,
 )
-def test_what_differs_is_not_averaged(samples: Samples, difference: dict[str, object]) -> None:
-    run = samples["emulator"][0]
+def test_what_differs_is_not_averaged(difference: dict[str, object]) -> None:
+    run = emulator_runs()[0]
     assert Subject.of(run) == Subject.of(changed(run, id="f" * 32, device__serial="other"))
     assert len(rows([run, changed(run, id="f" * 32, device__serial="other")])) == 1
     assert len(rows([run, changed(run, id="f" * 32, **difference)])) == 2
@@ -76,26 +82,24 @@ def test_what_differs_is_not_averaged(samples: Samples, difference: dict[str, ob
     ids=str,
 )
 def test_a_row_has_the_newest_versions_and_settings_and_says_what_it_leaves_out(
-    samples: Samples, difference: dict[str, object], words: str
+    difference: dict[str, object], words: str
 ) -> None:
-    run = samples["emulator"][0]
+    run = emulator_runs()[0]
     newest = changed(run, id="f" * 32, **difference)
     (row,) = rows([run, changed(run, id="e" * 32), newest])
     assert row.runs == (newest,)
     assert row.remarks[0] == f"The row leaves out 2 runs before: {words}"
 
 
-def test_phones_of_one_kind_are_averaged(samples: Samples) -> None:
-    run = samples["emulator"][0]
+def test_phones_of_one_kind_are_averaged() -> None:
+    run = emulator_runs()[0]
     changes = {"device__android_version": "16", "provenance__toolchain_versions": {}}
     (row,) = rows([run, changed(run, id="f" * 32, concurrent_sessions=3, **changes)])
     assert len(row.runs) == 2
 
 
-def test_a_version_that_only_one_run_knows_keeps_perplexity_and_speed_together(
-    samples: Samples,
-) -> None:
-    bench, perplexity, *_ = samples["emulator"]
+def test_a_version_that_only_one_run_knows_keeps_perplexity_and_speed_together() -> None:
+    bench, perplexity, *_ = emulator_runs()
     known = dict(bench.provenance.library_versions)
     unaware = {name: version for name, version in known.items() if name != "genie"}
     assert len(rows([changed(bench, provenance__library_versions=unaware), perplexity])) == 1
@@ -103,8 +107,8 @@ def test_a_version_that_only_one_run_knows_keeps_perplexity_and_speed_together(
     assert len(rows([changed(bench, provenance__library_versions=contrary), perplexity])) == 2
 
 
-def test_a_row_says_how_many_sessions_ran_at_once(samples: Samples) -> None:
-    bench = samples["emulator"][0]
+def test_a_row_says_how_many_sessions_ran_at_once() -> None:
+    bench = emulator_runs()[0]
     for counts, notes in (([1, 1], ()), ([1, 3, 2], ("1 to 3 sessions at once",))):
         runs = [
             changed(bench, id=f"{number:032x}", concurrent_sessions=count)
@@ -143,8 +147,8 @@ def test_a_loss_over_nights_is_not_hidden_in_a_mean() -> None:
     assert not any("since" in remark for remark in steady.remarks)
 
 
-def test_labels_name_a_row(samples: Samples) -> None:
-    bench = changed(samples["emulator"][0], labels={"team": "camera"}, label="a/phones/bench#2")
+def test_labels_name_a_row() -> None:
+    bench = changed(emulator_runs()[0], labels={"team": "camera"}, label="a/phones/bench#2")
     (row,) = rows([bench])
     assert row.notes == ("team=camera", "a/phones/bench")
 
@@ -154,9 +158,9 @@ def test_labels_name_a_row(samples: Samples) -> None:
     [(64, 16, "pp64+tg16"), (64, 1, "pp64"), (2, 16, "tg16"), (None, None, "bench")],
 )
 def test_a_benchmark_is_named_by_what_it_measures(
-    samples: Samples, prompt: int | None, generated: int | None, label: str
+    prompt: int | None, generated: int | None, label: str
 ) -> None:
-    bench = samples["emulator"][0]
+    bench = emulator_runs()[0]
     run = changed(bench, workload__prompt_tokens=prompt, workload__max_new_tokens=generated)
     (row,) = rows([run])
     assert row.label == label
@@ -230,23 +234,23 @@ def test_many_tests_are_rows_of_a_matrix() -> None:
     assert all(None not in cells for _, cells in decode.lines)
 
 
-def test_warmups_are_in_no_mean(samples: Samples) -> None:
-    (row, *_) = rows([samples["emulator"][0]])
+def test_warmups_are_in_no_mean() -> None:
+    (row, *_) = rows([emulator_runs()[0]])
     cell = row.cells["decode_tokens_per_s"]
     assert cell.n == 3
     assert cell.mean == pytest.approx((17.21 + 17.35 + 17.11) / 3)
     assert cell.show(find_metric("decode_tokens_per_s")) == "17.22 ± 0.12"
 
 
-def test_sessions_are_counted(samples: Samples) -> None:
-    found = {row.subject.target: row for row in rows(samples["mixed"])}
+def test_sessions_are_counted() -> None:
+    found = {row.subject.target: row for row in rows(mixed_runs())}
     assert found["SM8750"].n == 6
     assert len(found["SM8750"].runs) == 2
     assert found["SM8750"].cells["decode_tokens_per_s"].sessions == 2
 
 
-def test_speeds_of_texts_stand_in_only_where_there_is_no_benchmark(samples: Samples) -> None:
-    bench, _, generate, *_ = samples["emulator"]
+def test_speeds_of_texts_stand_in_only_where_there_is_no_benchmark() -> None:
+    bench, _, generate, *_ = emulator_runs()
     assert [row.label for row in rows([bench, generate])] == ["pp64+tg16"]
     (row,) = rows([generate])
     assert row.label == "generate tg40"
@@ -254,8 +258,8 @@ def test_speeds_of_texts_stand_in_only_where_there_is_no_benchmark(samples: Samp
     assert "No warm-up" in row.remarks
 
 
-def test_perplexity_joins_its_container(samples: Samples) -> None:
-    (row, *_) = [r for r in rows(samples["emulator"]) if r.subject.soc == "SM8750"]
+def test_perplexity_joins_its_container() -> None:
+    (row, *_) = [r for r in rows(emulator_runs()) if r.subject.soc == "SM8750"]
     device, in_float = row.show(PERPLEXITY), row.show(PERPLEXITY_FLOAT)
     assert device
     assert in_float
@@ -264,8 +268,8 @@ def test_perplexity_joins_its_container(samples: Samples) -> None:
     assert row.remarks == ()
 
 
-def test_a_quick_perplexity_does_not_replace_a_thorough_one(samples: Samples) -> None:
-    bench, thorough = samples["emulator"][:2]
+def test_a_quick_perplexity_does_not_replace_a_thorough_one() -> None:
+    bench, thorough = emulator_runs()[:2]
     definition = thorough.workload.perplexity
     assert definition is not None
     few = definition.model_copy(update={"windows": 2, "tokens": 320})
@@ -283,14 +287,14 @@ def test_a_quick_perplexity_does_not_replace_a_thorough_one(samples: Samples) ->
     assert row.name == "tiny_llama W8A16"
 
 
-def test_a_perplexity_alone_has_a_row_too(samples: Samples) -> None:
-    (row,) = rows([samples["emulator"][1]])
+def test_a_perplexity_alone_has_a_row_too() -> None:
+    (row,) = rows([emulator_runs()[1]])
     assert (row.label, row.n) == ("", 0)
     assert PERPLEXITY in row.cells
 
 
-def test_perplexities_over_other_positions_stay_apart(samples: Samples) -> None:
-    run = samples["emulator"][1]
+def test_perplexities_over_other_positions_stay_apart() -> None:
+    run = emulator_runs()[1]
     definition = run.workload.perplexity
     assert definition is not None
     other = changed(
@@ -300,26 +304,26 @@ def test_perplexities_over_other_positions_stay_apart(samples: Samples) -> None:
     assert len(perplexities([run, changed(run, id="f" * 32)])) == 1
 
 
-def test_a_perplexity_far_from_its_reference_is_remarked(samples: Samples) -> None:
-    found = {row.subject.target: row for row in rows(samples["mixed"])}
+def test_a_perplexity_far_from_its_reference_is_remarked() -> None:
+    found = {row.subject.target: row for row in rows(mixed_runs())}
     assert any("+3.9% from the same model in float" in r for r in found["SM8750"].remarks)
     shaky = found["SM8650"].remarks
     assert "Decode: the standard deviation is 37% of the mean" in shaky
     assert any("the output was compared neither" in remark for remark in shaky)
 
 
-def test_missing_repetitions_and_other_prompts_are_remarked(samples: Samples) -> None:
-    run = changed(samples["emulator"][0], workload__repetitions=5, workload__prompt_tokens=60)
+def test_missing_repetitions_and_other_prompts_are_remarked() -> None:
+    run = changed(emulator_runs()[0], workload__repetitions=5, workload__prompt_tokens=60)
     (row,) = summarise([run])
     assert "1 of 1 runs gave fewer repetitions than requested" in row.remarks
     assert "The prompt had 64 tokens, but 60 were requested" in row.remarks
 
 
 def test_thousands_of_containers_are_not_compared_with_each_other(
-    samples: Samples, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A nightly build has a container of its own; each has to look at its own perplexity only."""
-    bench, scored = samples["emulator"][:2]
+    bench, scored = emulator_runs()[:2]
     nights = [
         changed(run, id=f"{night:031x}{number}", container__sha256=f"{night:064x}")
         for night in range(50)
@@ -339,8 +343,8 @@ def test_thousands_of_containers_are_not_compared_with_each_other(
     assert looks <= 3 * len(nights)
 
 
-def test_what_keeps_rows_apart_is_said_of_all_that_look_alike(samples: Samples) -> None:
-    bench = samples["emulator"][0]
+def test_what_keeps_rows_apart_is_said_of_all_that_look_alike() -> None:
+    bench = emulator_runs()[0]
     alike = [
         bench,
         changed(bench, id="1" * 32, provenance__host="another"),
@@ -350,8 +354,8 @@ def test_what_keeps_rows_apart_is_said_of_all_that_look_alike(samples: Samples) 
     assert words == {"Separate from a similar row because of: host, device"}
 
 
-def test_each_runtime_has_a_row_that_names_it(samples: Samples) -> None:
-    genie = samples["emulator"][0]
+def test_each_runtime_has_a_row_that_names_it() -> None:
+    genie = emulator_runs()[0]
     sampler = {**genie.workload.sampler, "runtime": "graph"}
     graph = changed(genie, id="1" * 32, workload__sampler=sampler)
     found = {row.subject.runtime: row for row in rows([genie, graph])}
@@ -361,10 +365,10 @@ def test_each_runtime_has_a_row_that_names_it(samples: Samples) -> None:
     assert backend(graph) == f"{backend(genie)} graph"
 
 
-def test_a_task_has_a_row_of_its_own_and_none_among_speeds(samples: Samples) -> None:
+def test_a_task_has_a_row_of_its_own_and_none_among_speeds() -> None:
     values = {"accuracy": 0.75, "accuracy_error": 0.05, "choice_agreement": 1.0}
     run = changed(
-        samples["emulator"][0],
+        emulator_runs()[0],
         id="e" * 32,
         kind="evaluate",
         workload__prompt="kjv_cloze",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.results.records import RepetitionTelemetry, TelemetrySeries
+from harness.results.records import TelemetrySeries
 from harness.results.store import ResultsStore
 from harness.results.timeline import (
     Process,
@@ -19,11 +19,8 @@ from harness.results.timeline import (
 )
 from reports import html_file, page, timeline
 from reports.timeline import MOST_POINTS, timeline_figure
+from tests.harness.results.test_timeline import repetition
 from tests.reports import lab
-
-
-def repetition(*series: TelemetrySeries, number: int = 0) -> RepetitionTelemetry:
-    return RepetitionTelemetry(number, is_warmup=False, series=series)
 
 
 def test_many_samples_are_thinned_and_keep_extremes_and_gaps() -> None:

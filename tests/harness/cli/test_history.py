@@ -13,7 +13,7 @@ from harness.results.metrics import Measurement
 from harness.results.records import DeviceInfo
 from harness.results.store import ResultsStore
 from tests.harness.cli.conftest import Run
-from tests.harness.results.conftest import _make_run
+from tests.harness.results.places import make_run
 
 FIRST = datetime(2026, 1, 1, 22, tzinfo=UTC)
 LOSS = [50.0] * 20 + [40.0] * 3
@@ -27,7 +27,7 @@ def nights(tmp_path: Path) -> None:
 
 def write(folder: Path, levels: Sequence[float]) -> None:
     """Write a session a night into `results.db`, with another Genie from night 20 on."""
-    base = _make_run()
+    base = make_run()
     model = {"model": "my-\r\nllama\x1b[31m", "precision": "W4A16", "ars": (1, 128), "cl": 4096}
     with ResultsStore.open(folder / "results.db") as store:
         for night, level in enumerate(levels):
@@ -35,7 +35,7 @@ def write(folder: Path, levels: Sequence[float]) -> None:
             libraries = {"genie": "1.21" if night < 20 else "1.22"}
             source = {"library_versions": libraries, "git_commit": f"{night:02d}" * 20}
             store.write_run(
-                _make_run(
+                make_run(
                     status="done",
                     created_at=FIRST + timedelta(days=night),
                     container=base.container.model_copy(update=model),

@@ -18,8 +18,7 @@ from harness.results.records import (
 )
 from harness.results.store import ResultsStore
 from tests.harness.cli.conftest import Run
-from tests.harness.results.conftest import _make_run
-from tests.harness.results.places import write_runs
+from tests.harness.results.places import make_run, write_runs
 
 SERIES = [TelemetrySeries("temp_c:cpu", "degC", (0.0, 1.0), (30.0, 31.5))]
 
@@ -31,7 +30,7 @@ def path(tmp_path: Path) -> Path:
     clocks = {"cpu_cap_hz:7": 3.53e9, "cpu_max_hz:7": 4.32e9}
     with ResultsStore.open(path) as store:
         for days in (100, 0):
-            run = _make_run(created_at=now() - timedelta(days=days))
+            run = make_run(created_at=now() - timedelta(days=days))
             changes = {
                 "container": run.container.model_copy(update={"model": "tiny [bold]llama"}),
                 "device": DeviceInfo(

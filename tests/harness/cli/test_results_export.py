@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from harness.cli.results import app
 from harness.errors import WrongUseError
 from harness.results.store import ResultsStore
-from tests.harness.results.conftest import _make_run
+from tests.harness.results.places import make_run
 from tests.harness.results.test_data_frames import measured
 
 
@@ -20,7 +20,7 @@ from tests.harness.results.test_data_frames import measured
 def db(tmp_path: Path) -> str:
     location = str(tmp_path / "results.db")
     with ResultsStore.open(location) as store:
-        run = _make_run(status="done", measurements=measured(16.0, 17.5), labels={"a": "1"})
+        run = make_run(status="done", measurements=measured(16.0, 17.5), labels={"a": "1"})
         store.write_run(run)
     return location
 
@@ -50,7 +50,7 @@ def test_other_tools_read_it(db: str, tmp_path: Path) -> None:
 def test_spreadsheets_take_no_text_for_a_formula(tmp_path: Path) -> None:
     db, labels = str(tmp_path / "results.db"), {"=1+1": "=cmd|'/c calc'!A1", "b": "-5", "c": "-x"}
     with ResultsStore.open(db) as store:
-        store.write_run(_make_run(status="done", measurements=measured(16.0), labels=labels))
+        store.write_run(make_run(status="done", measurements=measured(16.0), labels=labels))
     (row,) = csv.DictReader(export("-", "--format", "csv", "--db", db).decode().splitlines())
     assert row["labels.=1+1"] == "'=cmd|'/c calc'!A1"
     assert (row["labels.b"], row["labels.c"]) == ("-5", "'-x")
@@ -80,7 +80,7 @@ def test_without_an_extra_it_says_what_to_install(
 
 def test_kept_files_are_written_where_the_user_says(tmp_path: Path) -> None:
     db = str(tmp_path / "results.db")
-    run = _make_run()
+    run = make_run()
     with ResultsStore.open(db) as store, store.recording(run) as recorder:
         recorder.add_artifact("run.log", b"what it said", "log")
         recorder.add_artifact("../../escape", b"stays inside", "other")

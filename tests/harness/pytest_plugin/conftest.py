@@ -80,15 +80,15 @@ def farm(
     return run
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def two_devices(adb_server: AdbServer) -> Iterator[tuple[str, str]]:
-    """Names of two virtual devices that the tests of a file share."""
+    """Names of two virtual devices that all tests share but those that break theirs."""
     names = (f"plugin-a{os.getpid()}", f"plugin-b{os.getpid()}")
     needs(VIRTUAL)
     from plugins.virtual_android import manager
 
-    for name, soc in zip(names, ("SM8750", "SM8750"), strict=True):
-        adb_server.connect(manager.start(name, soc).serial)
+    for name in names:
+        adb_server.connect(manager.start(name, "SM8750").serial)
     yield names
     for name in names:
         serial = manager.get(name).serial

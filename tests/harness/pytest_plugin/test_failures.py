@@ -59,33 +59,13 @@ def test_a_test_that_fails_alike_on_two_devices_is_told_so(
         assert [member.failures for member in pool.members()] == [(), ()]
 
 
-_CRASHES = """
-import os, signal
-
-def test_dies(device):
-    device.shell("sleep 600 > /dev/null 2>&1 < /dev/null & echo $! > $TMPDIR/plugin-pid")
-    device.shell("until grep -q sleep /proc/$(cat $TMPDIR/plugin-pid)/comm; do sleep 0.1; done")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def test_gets_the_same_device(device):
-    gone = "! grep -q sleep /proc/$(cat $TMPDIR/plugin-pid)/comm 2>/dev/null"
-    assert device.shell(gone, check=False).exit_status == 0
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "workers", "crashes"),
-    [(_LOSES, "-n0", 0), pytest.param(_LOSES + _CRASHES, "-n1", 1, marks=pytest.mark.variant)],
-    ids=["alone", "in a worker that dies later"],
-)
 def test_a_lost_device_is_an_error_and_the_next_test_gets_another(
-    farm: Farm, make_virtual_device: MakeDevice, text: str, workers: str, crashes: int
+    farm: Farm, make_virtual_device: MakeDevice
 ) -> None:
     names = [make_virtual_device()[0].name for _ in range(2)]
-    outcome = farm(text, *[f"--device=virtual:{name}" for name in names], "-v", workers)
-    assert f" {2 if crashes else 1} passed, 1 error in " in outcome.output
-    assert outcome.counts() == {"tests": 2 + 2 * crashes, "errors": 1 + crashes}
-    assert outcome.output.count("] node down: ") == crashes
+    outcome = farm(_LOSES, *[f"--device=virtual:{name}" for name in names], "-v")
+    assert " 1 passed, 1 error in " in outcome.output
+    assert outcome.counts() == {"tests": 2, "errors": 1}
     with Pool.of([DeviceSpec("virtual", name) for name in names]) as pool:
         (left,) = (member for member in pool.members() if member.state is MemberState.READY)
     assert left.holder == ""
@@ -203,30 +183,25 @@ def test_evidence_goes_to_the_pool(farm: Farm, make_virtual_device: MakeDevice) 
 
 
 _WAITS = """
-import pytest
-
-@pytest.mark.parametrize("n", range(4))
-def test_runs_for_ever(device, n):
+def test_runs_for_ever(device):
     device.shell("echo $$ > $TMPDIR/plugin-pid; sleep 600 & sleep 600", timeout_s=700)
 """
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.variant)])
-def test_an_interrupt_leaves_the_devices_clean(
-    tmp_path: Path, adb_server: AdbServer, make_virtual_device: MakeDevice, workers: int
+def test_an_interrupt_leaves_the_device_clean(
+    tmp_path: Path, adb_server: AdbServer, make_virtual_device: MakeDevice
 ) -> None:
-    made = [make_virtual_device() for _ in range(workers or 1)]
+    virtual, device = make_virtual_device()
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_it.py").write_text(_WAITS)
-    specs = [DeviceSpec("virtual", virtual.name) for virtual, _ in made]
+    spec = DeviceSpec("virtual", virtual.name)
     process = subprocess.Popen(
-        command(tmp_path, *[f"--device={spec}" for spec in specs], f"-n{workers}"),
+        command(tmp_path, f"--device={spec}"),
         cwd=tmp_path, env=os.environ.copy(), start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        for _, device in made:
-            _wait_for_process(device)
+        device.shell("until [ -s $TMPDIR/plugin-pid ]; do sleep 0.1; done", timeout_s=200)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         output, _ = process.communicate(timeout=250)
     finally:
@@ -236,15 +211,10 @@ def test_an_interrupt_leaves_the_devices_clean(
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "KeyboardInterrupt" in output
     assert "INTERNALERROR" not in output
-    assert [_sleepers(device) for _, device in made] == [""] * len(made)
-    with Pool.of(specs) as pool:
-        for member in pool.members():
-            assert (member.state, member.holder) == (MemberState.READY, ""), member
-
-
-def _wait_for_process(device: Device) -> None:
-    """Until the test's command is there."""
-    device.shell("until [ -s $TMPDIR/plugin-pid ]; do sleep 0.1; done", timeout_s=200)
+    assert _sleepers(device) == ""
+    with Pool.of([spec]) as pool:
+        (member,) = pool.members()
+        assert (member.state, member.holder) == (MemberState.READY, "")
 
 
 def _sleepers(device: Device) -> str:

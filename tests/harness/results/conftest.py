@@ -1,64 +1,13 @@
 """Places for results on both engines, and sample records; the numbers are made up."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.results.records import ContainerInfo, DeviceInfo, Provenance, Run, WorkloadRecord
 from harness.results.store import ResultsStore
 from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace
 from tests.postgresql_server import PostgresqlServer
-
-
-def _make_run(**changes: object) -> Run:
-    fields: dict[str, Any] = {
-        "kind": "bench",
-        "container": ContainerInfo(
-            model="tiny_llama",
-            sha256="a" * 64,
-            target="SM8750:emulator",
-            ars=(1, 32),
-            cl=192,
-            n_splits=2,
-            precision="W8A16",
-        ),
-        "device": DeviceInfo(
-            serial="127.0.0.1:5555",
-            soc="SM8750",
-            emulator=True,
-            model="virtual",
-            manufacturer="qnnfarm",
-            dsp_arch="v79",
-            abi="x86_64",
-            android_version="15",
-        ),
-        "workload": WorkloadRecord(
-            runner="genie_t2t_run.py",
-            prompt_tokens=64,
-            max_new_tokens=16,
-            repetitions=3,
-            warmup=1,
-            sampler={"temp": 1.0, "greedy": True, "seed": 42, "type": "basic", "top-p": None},
-        ),
-        "provenance": Provenance(
-            toolchain="ort_qnn",
-            toolchain_versions={"onnxruntime-qnn": "2.7.0", "qnn": "2.51"},
-            library_versions={"genie": "1.21"},
-            qnnfarm_version="0.1.0",
-            host="bench-1",
-            git_commit="c0ffee",
-            git_dirty=True,
-        ),
-    }
-    return Run(**{**fields, **changes})
-
-
-@pytest.fixture(scope="session")
-def make_run() -> Callable[..., Run]:
-    """Makes a run that is legal but for what is changed."""
-    return _make_run
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,10 +11,9 @@ from harness.errors import ArtifactError, NotStoredError, RunConflictError
 from harness.results import maintenance
 from harness.results.artifacts import ArtifactFolder
 from harness.results.maintenance import PrunePolicy
-from harness.results.records import Run, now
+from harness.results.records import now
 from harness.results.store import ResultsStore
-
-MakeRun = Callable[..., Run]
+from tests.harness.results.places import make_run
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +21,7 @@ def shared_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QNNFARM_ARTIFACTS_DIR", str(tmp_path / "shared"))
 
 
-def test_a_file_is_kept_with_its_run(store: ResultsStore, make_run: MakeRun) -> None:
+def test_a_file_is_kept_with_its_run(store: ResultsStore) -> None:
     run = make_run()
     with store.recording(run) as recorder:
         kept = recorder.add_artifact("run.log", b"one\x00two", "log")
@@ -36,9 +34,7 @@ def test_a_file_is_kept_with_its_run(store: ResultsStore, make_run: MakeRun) -> 
         store.artifacts("0" * 32)
 
 
-def test_equal_contents_are_kept_once_and_go_with_their_last_run(
-    store: ResultsStore, make_run: MakeRun
-) -> None:
+def test_equal_contents_are_kept_once_and_go_with_their_last_run(store: ResultsStore) -> None:
     old = make_run(created_at=now() - timedelta(days=9))
     new = make_run()
     for run in (old, new):

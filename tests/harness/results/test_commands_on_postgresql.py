@@ -1,6 +1,5 @@
 """The commands and the pytest plugin keep and read results in a real PostgreSQL database."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,19 +7,17 @@ import pytest
 
 from harness.devices.device import Device
 from harness.results.metrics import Measurement
-from harness.results.records import Run, TelemetrySeries
+from harness.results.records import TelemetrySeries
 from harness.results.store import ResultsStore
 from tests.command_line import qnnfarm
-from tests.harness.results.places import PostgresqlPlace
+from tests.harness.results.places import PostgresqlPlace, make_run
+from tests.reports.test_cli import Command
 
-MakeRun = Callable[..., Run]
 IMPORTED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # our packages, in this process
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_a_report_of_a_servers_database(
-    postgresql: PostgresqlPlace, make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_a_report_of_a_servers_database(postgresql: PostgresqlPlace, tmp_path: Path) -> None:
     run = make_run(measurements=[Measurement(metric="decode_tokens_per_s", value=17.0)])
     with ResultsStore.open(postgresql.location) as store:
         with store.recording(run) as recorder:
@@ -28,29 +25,11 @@ def test_a_report_of_a_servers_database(
                 [TelemetrySeries("temp_c:cpu", "degC", (0.0, 1.0), (30.0, 31.5))], repetition=0
             )
         store.begin_run(make_run())
-    page = tmp_path / "report.html"
-    done = qnnfarm("report", "--db", postgresql.location, "--out", page, "--json", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    summary = json.loads(done.stdout)
-    text = page.read_text()
-    assert "tiny_llama" in text
-    for said in (json.dumps(summary), text, done.stdout):
-        assert postgresql.server.password not in said
-
-
-@pytest.mark.parametrize("what", ["away", "empty"])
-def test_a_report_of_nothing_is_one_line(
-    postgresql: PostgresqlPlace, new_port: Callable[[], int], tmp_path: Path, what: str
-) -> None:
-    away = f"postgresql+psycopg://u:geheim@127.0.0.1:{new_port()}/results"
-    location = postgresql.location if what == "empty" else away
-    done = qnnfarm("report", "--db", location, cwd=tmp_path)
-    assert done.returncode in {1, 2}
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert "geheim" not in line
-    assert ("makes one" if what == "empty" else "refused") in line
-    assert list(tmp_path.iterdir()) == []
+    command = Command(postgresql.location, tmp_path / "report.html")
+    told = command.printed("--json")
+    assert command.out.read_text().count("tiny_llama")
+    for text in (told, command.out.read_text()):
+        assert postgresql.server.password not in text
 
 
 def test_the_plugin_checks_a_servers_database_and_makes_nothing(

@@ -1,7 +1,6 @@
 """Results as frames: a row a repetition, and columns that the documentation lists."""
 
 import json
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,11 +10,10 @@ import harness.results
 from harness.errors import CorruptRunError, MissingStoreError, StoreUnavailableError
 from harness.results import frames
 from harness.results.metrics import METRICS, Measurement
-from harness.results.records import Run, TelemetrySeries, now
+from harness.results.records import TelemetrySeries, now
 from harness.results.store import ResultsStore, RunFilter
-from tests.harness.results.places import Place, SqlitePlace
+from tests.harness.results.places import Place, SqlitePlace, make_run
 
-MakeRun = Callable[..., Run]
 DOCS = Path(__file__).parents[3] / "docs" / "analysis.md"
 
 
@@ -37,7 +35,7 @@ def measured(*speeds: float, warmups: int = 0) -> tuple[Measurement, ...]:
 
 
 @pytest.fixture
-def filled(place: Place, make_run: MakeRun) -> Place:
+def filled(place: Place) -> Place:
     """A benchmark with a warm-up, and a later failed run."""
     with ResultsStore.open(place.location) as store:
         run = make_run(
@@ -85,7 +83,7 @@ def test_a_filter_chooses_runs(filled: Place) -> None:
     assert "model" in nothing.repetitions.columns
 
 
-def test_telemetry_is_a_row_a_sample(place: Place, make_run: MakeRun) -> None:
+def test_telemetry_is_a_row_a_sample(place: Place) -> None:
     run = make_run()
     series = TelemetrySeries("temp_c:cpu", "degC", (-0.5, 0.0, 0.5), (40.0, None, 41.0))
     with ResultsStore.open(place.location) as store, store.recording(run) as recorder:
@@ -96,7 +94,7 @@ def test_telemetry_is_a_row_a_sample(place: Place, make_run: MakeRun) -> None:
     assert samples["channel"].unique().tolist() == ["temp_c:cpu"]
 
 
-def test_a_run_without_a_living_writer_is_interrupted(place: Place, make_run: MakeRun) -> None:
+def test_a_run_without_a_living_writer_is_interrupted(place: Place) -> None:
     with ResultsStore.open(place.location) as store:
         store.begin_run(make_run())
     live = frames(place.location).runs["status"].tolist()
@@ -112,7 +110,7 @@ def test_every_column_is_documented(filled: Place) -> None:
     assert [name for name in columns if f"`{named.get(name, name)}`" not in text] == []
 
 
-def test_what_cannot_be_read_is_an_error(tmp_path: Path, make_run: MakeRun) -> None:
+def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MissingStoreError):
         frames(tmp_path / "none.db")
     place = SqlitePlace(tmp_path / "results.db")

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -13,14 +12,12 @@ import pytest
 from harness.errors import MissingStoreError, StoreUnavailableError
 from harness.results import schema
 from harness.results.database import open_database
-from harness.results.records import Run
 from harness.results.store import ResultsStore
 from tests.command_line import Started
-from tests.harness.results.places import Place, PostgresqlPlace
+from tests.harness.results.places import Place, PostgresqlPlace, make_run
 
 BOTH_ENGINES = True
 
-MakeRun = Callable[..., Run]
 pytestmark = pytest.mark.timeout(900)
 
 WRITER = """
@@ -36,7 +33,7 @@ with ResultsStore.open(sys.argv[1]) as store:
 """
 
 
-def test_processes_write_at_once_and_lose_nothing(place: Place, make_run: MakeRun) -> None:
+def test_processes_write_at_once_and_lose_nothing(place: Place) -> None:
     runs = [make_run() for _ in range(3)]
     with contextlib.ExitStack() as stack:
         # All of them also race to make the database.
@@ -54,9 +51,7 @@ def test_processes_write_at_once_and_lose_nothing(place: Place, make_run: MakeRu
     assert place.rows("SELECT version FROM qnnfarm_results") == [(schema.SCHEMA_VERSION,)]
 
 
-def test_threads_write_one_run_at_once_and_lose_nothing(
-    store: ResultsStore, make_run: MakeRun
-) -> None:
+def test_threads_write_one_run_at_once_and_lose_nothing(store: ResultsStore) -> None:
     run = make_run(provenance=make_run().provenance.model_copy(update={"library_versions": {}}))
     recorder = store.begin_run(run)
 
@@ -74,14 +69,14 @@ def test_threads_write_one_run_at_once_and_lose_nothing(
     assert len(kept.values("ttft_s")) == 12
 
 
-def test_a_reader_sees_one_state_while_others_write(place: Place, make_run: MakeRun) -> None:
+def test_a_reader_sees_one_state_while_others_write(place: Place) -> None:
     with ResultsStore.open(place.location) as store:
         store.write_run(make_run())
         with ResultsStore.open(place.location, create=False) as reader, place.held():
             assert len(reader.list_runs()) == 1
 
 
-def test_a_transaction_reads_what_it_read_before(place: Place, make_run: MakeRun) -> None:
+def test_a_transaction_reads_what_it_read_before(place: Place) -> None:
     """Runs and their measurements are two queries: nothing may be written between them."""
     count = "SELECT (SELECT count(*) FROM runs) + (SELECT count(*) FROM measurements)"
     with ResultsStore.open(place.location) as store:
@@ -95,7 +90,7 @@ def test_a_transaction_reads_what_it_read_before(place: Place, make_run: MakeRun
         assert len(store.list_runs()) == 2
 
 
-def test_opening_to_read_writes_nothing(place: Place, make_run: MakeRun) -> None:
+def test_opening_to_read_writes_nothing(place: Place) -> None:
     with ResultsStore.open(place.location):
         pass
     with ResultsStore.open(place.location, create=False) as store:
@@ -117,7 +112,7 @@ def test_sqlite_is_set_up_for_durability(tmp_path: Path) -> None:
     assert found == {"journal_mode": "wal", "foreign_keys": 1, "synchronous": 2}
 
 
-def test_a_lock_that_stays_is_a_typed_error(place: Place, make_run: MakeRun) -> None:
+def test_a_lock_that_stays_is_a_typed_error(place: Place) -> None:
     with ResultsStore.open(place.location, busy_timeout_s=0.1) as store:
         with (
             place.held(),
@@ -169,7 +164,7 @@ def test_an_empty_database_is_not_read_and_stays_empty(postgresql: PostgresqlPla
 
 @pytest.mark.parametrize("table", ["runs", "measurements", "telemetry"])
 def test_a_database_with_others_tables_is_shared_or_refused(
-    postgresql: PostgresqlPlace, make_run: MakeRun, table: str
+    postgresql: PostgresqlPlace, table: str
 ) -> None:
     postgresql.run(f"CREATE TABLE {table} (title TEXT)")
     for create in (False, True):
@@ -221,7 +216,7 @@ def test_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a?b#c%20.db", "naïve \N{SNOWMAN} 'x\".db", "-wal", " "])
-def test_any_file_name_will_do(tmp_path: Path, make_run: MakeRun, name: str) -> None:
+def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
     with ResultsStore.open(tmp_path / name) as store:
         store.write_run(make_run())
     with ResultsStore.open(f"sqlite:///{tmp_path / name}", create=False) as store:
@@ -229,9 +224,7 @@ def test_any_file_name_will_do(tmp_path: Path, make_run: MakeRun, name: str) -> 
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_a_read_only_folder_can_be_read(
-    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_folder_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ResultsStore.open(tmp_path / "results.db") as store:
         store.write_run(make_run())
     monkeypatch.setattr(os, "access", lambda *_: False)

@@ -25,8 +25,7 @@ from harness.results.metrics import Measurement, Metric, find_metric
 from harness.results.records import OutputCheck, PerplexityDefinition, Run, WorkloadRecord
 from harness.results.store import ResultsStore
 from harness.results.verdicts import Verdict, judge
-from tests.harness.results.conftest import _make_run
-from tests.harness.results.places import write_runs
+from tests.harness.results.places import make_run, write_runs
 from tests.reports.conftest import changed
 
 NIGHT = datetime(2026, 11, 1, 2, tzinfo=UTC)
@@ -43,7 +42,7 @@ def session(
     value: float, night: int, *, commit: str = "", branch: str = "main", serial: str = "R1",
     metric: str = "decode_tokens_per_s", minute: int = 0, **changes: object,
 ) -> Run:  # fmt: skip
-    run = _make_run(
+    run = make_run(
         status="done",
         created_at=NIGHT + timedelta(days=night, minutes=minute),
         measurements=[Measurement(metric=metric, value=value)],

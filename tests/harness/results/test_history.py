@@ -30,7 +30,7 @@ from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore
 from harness.results.turnover import find_turnover
 from harness.words import percent
-from tests.harness.results.places import Place, write_runs
+from tests.harness.results.places import Place, make_run, write_runs
 from tests.reports.conftest import changed
 
 DECODE = SeriesFilter(("decode_tokens_per_s",))
@@ -41,7 +41,7 @@ Fill = Callable[..., None]
 
 
 @pytest.fixture
-def fill(store: ResultsStore, make_run: Callable[..., Run]) -> Fill:
+def fill(store: ResultsStore) -> Fill:
     """Writes nights of two sessions each, about a level."""
 
     def write(levels: Sequence[float], *, start: int = 0, **changes: object) -> None:
@@ -88,7 +88,7 @@ def test_a_loss_has_its_night_and_commits(store: ResultsStore, fill: Fill) -> No
 
 
 def test_containers_and_settings_are_no_identity_and_a_change_names_them(
-    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
+    store: ResultsStore, fill: Fill
 ) -> None:
     fill([50.0] * 20)
     settings = {**make_run().workload.sampler, "flash_attn": True, "seed": 7}
@@ -204,7 +204,7 @@ def test_what_ends_and_what_begins_is_news(store: ResultsStore, fill: Fill) -> N
 
 
 def test_sides_of_comparisons_and_unfinished_runs_have_no_history(
-    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
+    store: ResultsStore, fill: Fill
 ) -> None:
     fill([50.0] * 2, label="A")
     store.write_run(make_run(measurements=(Measurement(metric="decode_tokens_per_s", value=1.0),)))
@@ -255,7 +255,7 @@ def test_a_loss_is_told_once_and_fixed_by_its_recovery(store: ResultsStore, fill
 
 
 @pytest.fixture(scope="module")
-def flat(make_run: Callable[..., Run]) -> Series:
+def flat() -> Series:
     """Thirty nights at one level, to which tests give the changes that are judged."""
     run = make_run(status="done", measurements=[DECODE_50])
     runs = [
@@ -608,7 +608,7 @@ def test_phones_that_take_turns_are_not_swapped(store: ResultsStore, fill: Fill)
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.1])
-def test_a_slow_loss_is_told_whole(make_run: Callable[..., Run], lost: float) -> None:
+def test_a_slow_loss_is_told_whole(lost: float) -> None:
     """60 nights of 0.17 % each after 60 of one level, at noise of 2 %."""
     random = np.random.default_rng(2)
     part = np.clip((np.arange(130) - 60) / 60, 0, 1)

@@ -26,7 +26,7 @@ WRITER = f"""
 import os, sys
 from harness.results.records import TelemetrySeries
 from harness.results.store import ResultsStore
-from tests.harness.results.conftest import _make_run
+from tests.harness.results.places import make_run
 
 def step(text="."):
     print(text, flush=True)
@@ -34,7 +34,7 @@ def step(text="."):
 series = TelemetrySeries("temp_c:cpu", "degC", (0.0, 0.1), (40.0, 41.0))
 with ResultsStore.open(sys.argv[1]) as store:
     while True:
-        run = _make_run()
+        run = make_run()
         with store.recording(run) as recorder:
             step()
             recorder.add_library_versions({{"libGenie.so": "1"}})

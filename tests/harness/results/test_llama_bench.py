@@ -3,18 +3,16 @@
 import csv
 import io
 import json
-from collections.abc import Callable
 
 import pytest
 
 from harness.results.llama_bench import format_records, list_tests, to_record
 from harness.results.metrics import Measurement
 from harness.results.records import Run
+from tests.harness.results.places import make_run
 
-MakeRun = Callable[..., Run]
 
-
-def benchmark(make_run: MakeRun, prompt: int, generated: int, session: int = 0) -> Run:
+def benchmark(prompt: int, generated: int, session: int = 0) -> Run:
     """A session of two repetitions; the first token takes half a second."""
     values = {
         "prefill_tokens_per_s": (100.0, 104.0),
@@ -47,19 +45,19 @@ def benchmark(make_run: MakeRun, prompt: int, generated: int, session: int = 0) 
     ],
 )
 def test_one_run_is_several_of_its_tests(
-    make_run: MakeRun, prompt: int, generated: int, together: bool, names: list[str]
+    prompt: int, generated: int, together: bool, names: list[str]
 ) -> None:
-    tests = list_tests([benchmark(make_run, prompt, generated)], together=together)
+    tests = list_tests([benchmark(prompt, generated)], together=together)
     assert [test.name for test in tests] == names
 
 
-def test_the_speed_of_both_counts_all_tokens_and_all_time(make_run: MakeRun) -> None:
-    *_, both = list_tests([benchmark(make_run, 64, 16)], together=True)
+def test_the_speed_of_both_counts_all_tokens_and_all_time() -> None:
+    *_, both = list_tests([benchmark(64, 16)], together=True)
     assert both.sessions == ((80 / (0.5 + 15 / 10), 80 / (0.5 + 15 / 12)),)
 
 
-def test_records_have_its_keys_and_several_sessions(make_run: MakeRun) -> None:
-    sessions = [benchmark(make_run, 64, 16, number) for number in range(2)]
+def test_records_have_its_keys_and_several_sessions() -> None:
+    sessions = [benchmark(64, 16, number) for number in range(2)]
     prompt, _ = (to_record(test, sessions) for test in list_tests(sessions))
     assert (prompt["n_prompt"], prompt["n_gen"], prompt["n_depth"]) == (64, 0, 0)
     assert prompt["samples_ts"] == [100.0, 104.0, 100.0, 104.0]
@@ -69,8 +67,8 @@ def test_records_have_its_keys_and_several_sessions(make_run: MakeRun) -> None:
     assert prompt["runs"] == [run.id for run in sessions]
 
 
-def test_formats(make_run: MakeRun) -> None:
-    sessions = [benchmark(make_run, 64, 16)]
+def test_formats() -> None:
+    sessions = [benchmark(64, 16)]
     records = [to_record(test, sessions) for test in list_tests(sessions)]
     heading, rule, first, second = format_records(records, "md").splitlines()
     assert [cell.strip() for cell in heading.split("|")[1:-1]] == [

@@ -26,11 +26,10 @@ from harness.results.run_recorder import RunRecorder
 from harness.results.store import ResultsStore
 from tests.command_line import Started
 from tests.conftest import NewPostgresqlServer
-from tests.harness.results.places import PostgresqlPlace
+from tests.harness.results.places import PostgresqlPlace, make_run
 from tests.postgresql_server import PostgresqlServer
 from tests.waiting import PATIENCE_S, wait_for
 
-MakeRun = Callable[..., Run]
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -107,9 +106,7 @@ def test_a_missing_driver_says_what_to_install_and_files_need_none(
     ResultsStore.open(tmp_path / "results.db").close()
 
 
-def test_writes_that_wait_for_each_other_are_both_kept(
-    postgresql: PostgresqlPlace, make_run: MakeRun
-) -> None:
+def test_writes_that_wait_for_each_other_are_both_kept(postgresql: PostgresqlPlace) -> None:
     """The server ends one of them, which is written again."""
     both_have_one = Barrier(2, timeout=PATIENCE_S)
     ids = schema.runs.c.id
@@ -141,7 +138,7 @@ def test_writes_that_wait_for_each_other_are_both_kept(
 
 @pytest.mark.parametrize("table", ["runs", "alerts"])
 def test_a_prune_or_an_alert_that_the_server_ends_is_written_again(
-    postgresql: PostgresqlPlace, make_run: MakeRun, table: str
+    postgresql: PostgresqlPlace, table: str
 ) -> None:
     """It has a row that another process waits for, and waits for one that this has."""
     at = now()
@@ -200,7 +197,7 @@ def test_a_refused_login_is_one_line(postgresql: PostgresqlPlace) -> None:
         postgresql.run("DROP ROLE guest")
 
 
-def test_a_read_only_user_gets_a_report(postgresql: PostgresqlPlace, make_run: MakeRun) -> None:
+def test_a_read_only_user_gets_a_report(postgresql: PostgresqlPlace) -> None:
     with ResultsStore.open(postgresql.location) as store:
         store.write_run(make_run())
     postgresql.run("CREATE ROLE reader LOGIN PASSWORD 'geheimer'")
@@ -251,7 +248,7 @@ def test_failing_tests_of_somebody_else_show_no_password(
         assert not any(word in said for word in ("geheim", "secret", postgresql.server.password))
 
 
-def test_a_unix_socket_will_do(postgresql: PostgresqlPlace, make_run: MakeRun) -> None:
+def test_a_unix_socket_will_do(postgresql: PostgresqlPlace) -> None:
     with ResultsStore.open(postgresql.server.url(postgresql.database, socket=True)) as store:
         store.write_run(make_run())
         assert len(store.list_runs()) == 1
@@ -260,7 +257,6 @@ def test_a_unix_socket_will_do(postgresql: PostgresqlPlace, make_run: MakeRun) -
 
 def test_a_server_that_goes_away_in_the_middle(
     own_server: PostgresqlServer,
-    make_run: MakeRun,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -287,9 +283,7 @@ def test_a_server_that_goes_away_in_the_middle(
     assert capfd.readouterr().err == ""
 
 
-def test_a_server_that_restarts_is_waited_for(
-    own_server: PostgresqlServer, make_run: MakeRun
-) -> None:
+def test_a_server_that_restarts_is_waited_for(own_server: PostgresqlServer) -> None:
     with ResultsStore.open(own_server.url("results")) as store:
         with store.recording(make_run()) as recorder:
             recorder.add_values({"init_s": 1.0})
@@ -306,7 +300,7 @@ def test_a_server_that_restarts_is_waited_for(
 
 @pytest.mark.parametrize("before", ["commit", "answer"])
 def test_a_write_that_a_restart_cut_off_is_done_once(
-    own_server: PostgresqlServer, make_run: MakeRun, before: str
+    own_server: PostgresqlServer, before: str
 ) -> None:
     """Whether the server kept it or not: only the server knows."""
     run = make_run()
@@ -397,7 +391,7 @@ with ResultsStore.open(sys.argv[1], busy_timeout_s=600) as store:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_writer_that_is_ended_while_it_waits_leaves_nothing(
-    postgresql: PostgresqlPlace, make_run: MakeRun, number: signal.Signals
+    postgresql: PostgresqlPlace, number: signal.Signals
 ) -> None:
     run = make_run(measurements=[Measurement(metric="init_s", value=1.0)])
     with Started("-c", WRITE, postgresql.location, run.model_dump_json()) as process:
@@ -425,9 +419,7 @@ def test_a_writer_that_is_ended_while_it_waits_leaves_nothing(
         store.write_run(run)
 
 
-def test_the_last_words_of_a_writer_are_kept(
-    postgresql: PostgresqlPlace, make_run: MakeRun
-) -> None:
+def test_the_last_words_of_a_writer_are_kept(postgresql: PostgresqlPlace) -> None:
     """It ends its run while another process, which sees it gone, is about to mark it."""
     run = make_run()
     with ResultsStore.open(postgresql.location) as store:
@@ -445,7 +437,7 @@ def test_the_last_words_of_a_writer_are_kept(
             assert store.get_run(run.id).status == "done"
 
 
-def test_nothing_idles_between_transactions(postgresql: PostgresqlPlace, make_run: MakeRun) -> None:
+def test_nothing_idles_between_transactions(postgresql: PostgresqlPlace) -> None:
     """A farm of many processes would use up the server's connections."""
     with ResultsStore.open(postgresql.location) as store:
         store.write_run(make_run())
@@ -453,7 +445,7 @@ def test_nothing_idles_between_transactions(postgresql: PostgresqlPlace, make_ru
 
 
 def test_what_a_server_is_set_to_changes_nothing(
-    postgresql: PostgresqlPlace, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+    postgresql: PostgresqlPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for setting in (
         "default_transaction_isolation = serializable",
@@ -478,9 +470,7 @@ def test_what_a_server_is_set_to_changes_nothing(
         assert store.get_run(run.id) == run
 
 
-def test_a_database_must_hold_every_text(
-    postgresql_server: PostgresqlServer, make_run: MakeRun
-) -> None:
+def test_a_database_must_hold_every_text(postgresql_server: PostgresqlServer) -> None:
     latin, raw = "latin_results", "raw_results"
     postgresql_server.create(latin, encoding="LATIN1")
     postgresql_server.create(raw, encoding="SQL_ASCII")

@@ -1,14 +1,12 @@
 """What is old goes, with all that belongs to it; what stays is read and reported as before."""
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from harness.results import alerts, maintenance
 from harness.results.maintenance import (
@@ -29,9 +27,8 @@ from harness.results.run_recorder import RunRecorder
 from harness.results.store import ResultsStore
 from harness.workloads.quality import stored_quality
 from reports import document, page
-from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace, write_runs
+from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace, make_run, write_runs
 
-MakeRun = Callable[..., Run]
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 OLD = NOW - timedelta(days=90)
 SERIES = [TelemetrySeries("temp_c:cpu", "degC", (0.0, 1.0), (30.0, 31.5))]
@@ -59,7 +56,7 @@ def add(store: ResultsStore, run: Run, repetitions: int = 1, *, telemetry: bool 
         recorder.finish(run.status, error=run.error)
 
 
-def made(make_run: MakeRun, days_old: float, **changes: object) -> Run:
+def made(days_old: float, **changes: object) -> Run:
     at = NOW - timedelta(days=days_old)
     return make_run(**{"status": "done", "created_at": at, **changes})
 
@@ -72,12 +69,10 @@ def removed_by(store: ResultsStore, wanted: PrunePolicy) -> PruneCounts:
     return removed
 
 
-def test_old_runs_go_with_all_that_hangs_on_them(
-    place: Place, store: ResultsStore, make_run: MakeRun
-) -> None:
+def test_old_runs_go_with_all_that_hangs_on_them(place: Place, store: ResultsStore) -> None:
     for days in (200, 150, 100, 91, 89, 1):
-        add(store, made(make_run, days), 3)
-    add(store, made(make_run, 120, status="failed", error="it went away"))
+        add(store, made(days), 3)
+    add(store, made(120, status="failed", error="it went away"))
     removed = removed_by(store, PrunePolicy(OLD))
     assert (removed.runs, removed.measurements, removed.telemetry) == (5, 13, 13)
     assert removed.telemetry_bytes > 13 * 10
@@ -86,8 +81,8 @@ def test_old_runs_go_with_all_that_hangs_on_them(
         assert place.rows(f"SELECT count(*) FROM {table}") == [(6,)]  # noqa: S608
 
 
-def test_telemetry_alone(place: Place, store: ResultsStore, make_run: MakeRun) -> None:
-    old, young = made(make_run, 100), made(make_run, 10)
+def test_telemetry_alone(place: Place, store: ResultsStore) -> None:
+    old, young = made(100), made(10)
     for run in (old, young):
         add(store, run, 2)
     before = store.list_runs()
@@ -99,18 +94,16 @@ def test_telemetry_alone(place: Place, store: ResultsStore, make_run: MakeRun) -
     assert place.rows("SELECT count(*) FROM telemetry") == [(2,)]
 
 
-def test_sessions_of_a_group_are_removed_together(store: ResultsStore, make_run: MakeRun) -> None:
+def test_sessions_of_a_group_are_removed_together(store: ResultsStore) -> None:
     """Half a comparison would be another comparison."""
     for days, group in ((100, "a" * 32), (80, "a" * 32), (100, "b" * 32), (95, "b" * 32)):
-        add(store, made(make_run, days, group_id=group))
+        add(store, made(days, group_id=group))
     assert removed_by(store, PrunePolicy(OLD)).runs == 2
     assert {run.group_id for run in store.list_runs()} == {"a" * 32}
 
 
-def test_running_runs_stay_and_dead_ones_are_removed(
-    place: Place, store: ResultsStore, make_run: MakeRun
-) -> None:
-    here, elsewhere, dead = (made(make_run, 100, status="running") for _ in range(3))
+def test_running_runs_stay_and_dead_ones_are_removed(place: Place, store: ResultsStore) -> None:
+    here, elsewhere, dead = (made(100, status="running") for _ in range(3))
     for run in (here, elsewhere, dead):
         add(store, run)
     gone = this_writer().rpartition(":")[0] + ":0"  # this process began at another time
@@ -120,16 +113,16 @@ def test_running_runs_stay_and_dead_ones_are_removed(
     assert {run.id for run in store.list_runs()} == {here.id}
 
 
-def test_perplexities_that_check_benchmarks_stay(store: ResultsStore, make_run: MakeRun) -> None:
+def test_perplexities_that_check_benchmarks_stay(store: ResultsStore) -> None:
     workload = WorkloadRecord(runner="genie_t2t_run.py", perplexity=DEFINED)
-    run = made(make_run, 300, kind="perplexity", workload=workload)
-    lost = made(make_run, 300, kind="perplexity", workload=workload, status="failed", error="away")
+    run = made(300, kind="perplexity", workload=workload)
+    lost = made(300, kind="perplexity", workload=workload, status="failed", error="away")
     add(store, lost)
     recorder = store.begin_run(run.model_copy(update={"status": "running"}))
     values = {PERPLEXITY: 9.0, **dict.fromkeys(REFERENCES, 9.0)}
     recorder.add_values(values)
     recorder.finish()
-    add(store, made(make_run, 250))
+    add(store, made(250))
 
     def known() -> object:
         return stored_quality(store, run.container, run.device)
@@ -142,14 +135,12 @@ def test_perplexities_that_check_benchmarks_stay(store: ResultsStore, make_run: 
 
 
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
-def test_nights_of_an_open_alert_stay_until_it_is_settled(
-    store: ResultsStore, make_run: MakeRun
-) -> None:
+def test_nights_of_an_open_alert_stay_until_it_is_settled(store: ResultsStore) -> None:
     runs = []
     for days in range(160, 60, -1):
         rate = 50.0 + days % 3 / 10 if days > 130 else 45.0 + days % 3 / 10
         value = Measurement(metric="decode_tokens_per_s", value=rate)
-        runs.append(made(make_run, days, measurements=(value,)))
+        runs.append(made(days, measurements=(value,)))
     write_runs(store, runs)
     (alert,) = alerts.review_new(store)
     assert alert.began_at == NOW - timedelta(days=130)
@@ -168,105 +159,83 @@ def test_nights_of_an_open_alert_stay_until_it_is_settled(
 
 
 def test_writers_come_between_transactions_and_a_group_that_goes_on_stays(
-    place: Place, store: ResultsStore, make_run: MakeRun
+    place: Place, store: ResultsStore
 ) -> None:
     """Between two transactions nothing is locked: the writer would wait for us in vain."""
     groups = [secrets.token_hex(16) for _ in range(7)]
     for number, group in enumerate(groups):
-        add(store, made(make_run, 200 - number, group_id=group))
+        add(store, made(200 - number, group_id=group))
     with ResultsStore.open(place.location, busy_timeout_s=5.0) as nightly:
         removing = maintenance.prune(store.database, PrunePolicy(OLD))
         amounts = [next(removing)]
         assert amounts[0].runs == 2
-        add(nightly, made(make_run, 0, group_id=groups[-1]))  # a plan goes on after all
+        add(nightly, made(0, group_id=groups[-1]))  # a plan goes on after all
         for amount in removing:
-            add(nightly, made(make_run, 0))
+            add(nightly, made(0))
             amounts.append(amount)
     assert [amount.runs for amount in amounts] == [2, 2, 2, 0]
     assert sum(run.group_id == groups[-1] for run in store.list_runs()) == 2
 
 
-def test_a_prune_that_was_cut_off_goes_on_later(store: ResultsStore, make_run: MakeRun) -> None:
+def test_a_prune_that_was_cut_off_goes_on_later(store: ResultsStore) -> None:
     for days in range(100, 110):
-        add(store, made(make_run, days))
+        add(store, made(days))
     with closing(maintenance.prune(store.database, PrunePolicy(OLD))) as removing:
         next(removing)
     assert len(store.list_runs()) == 8
     assert removed_by(store, PrunePolicy(OLD)).runs == 8
 
 
-def test_a_damaged_telemetry_is_removed_like_any(
-    place: Place, store: ResultsStore, make_run: MakeRun
-) -> None:
-    add(store, made(make_run, 100))
+def test_a_damaged_telemetry_is_removed_like_any(place: Place, store: ResultsStore) -> None:
+    add(store, made(100))
     damaged = "'text'" if place.engine == "sqlite" else "''::bytea"
     place.run(f"UPDATE telemetry SET samples = {damaged}")  # noqa: S608
     assert removed_by(store, PrunePolicy(OLD, only_telemetry=True)).telemetry == 1
 
 
-RUNS = st.lists(
-    st.tuples(
-        st.sampled_from([300, 120, 91, 89, 40, 1]),  # days
-        st.sampled_from("abcde"),  # group
-        st.sampled_from(["A", "B", "", "cell"]),
-        st.sampled_from(["bench", "bench", "generate", "perplexity"]),
-        st.sampled_from(["done", "done", "failed", "interrupted"]),
-        st.integers(0, 3),  # repetitions
-        st.booleans(),  # telemetry
-    ),
-    max_size=14,
-)
-
-
-def make_runs(
-    make_run: MakeRun, drawn: Sequence[tuple[int, str, str, str, str, int, bool]]
-) -> Iterator[tuple[Run, int, bool]]:
-    for number, (days, group, label, kind, status, repetitions, telemetry) in enumerate(drawn):
+def _several_runs() -> Iterator[tuple[Run, int, bool]]:
+    """Runs with their repetitions, and whether they have telemetry."""
+    for number, (days, group, label, kind, status, repetitions, telemetry) in enumerate(
+        (
+            (300, "a", "", "perplexity", "done", 1, False),
+            (300, "a", "A", "bench", "done", 3, True),
+            (300, "b", "B", "bench", "failed", 0, False),
+            (120, "c", "cell", "generate", "interrupted", 2, True),
+            (120, "d", "A", "bench", "done", 2, True),
+            (91, "d", "B", "bench", "done", 2, False),
+            (91, "e", "", "perplexity", "failed", 0, False),
+            (89, "c", "cell", "bench", "done", 1, True),
+            (1, "f", "", "bench", "done", 3, True),
+        )
+    ):
         changes: dict[str, object] = {
             "kind": kind, "label": label, "group_id": group * 32, "session": number,
             "status": status, "error": "it went away" if status == "failed" else None,
         }  # fmt: skip
         if kind == "perplexity":
             changes["workload"] = WorkloadRecord(runner="genie_t2t_run.py", perplexity=DEFINED)
-        yield made(make_run, days + number / 1000, **changes), repetitions, telemetry
+        yield made(days + number / 1000, **changes), repetitions, telemetry
 
 
-def goes(run: Run, runs: Sequence[Run]) -> bool:
-    """The rule in other words."""
-    is_old = all(other.created_at < OLD for other in runs if other.group_id == run.group_id)
-    return is_old and not (run.kind == "perplexity" and run.status == "done")
-
-
-@settings(max_examples=3, deadline=None)
-@given(drawn=RUNS)
-def test_what_stays_is_read_and_reported_as_if_nothing_else_had_been(
-    tmp_path_factory: pytest.TempPathFactory,
-    make_run: MakeRun,
-    drawn: list[tuple[int, str, str, str, str, int, bool]],
-) -> None:
-    folder = tmp_path_factory.mktemp("prune")
-    all_runs = list(make_runs(make_run, drawn))
-    runs = [run for run, _, _ in all_runs]
-    stays = {run.id for run in runs if not goes(run, runs)}
-    for name, wanted in (("pruned", {run.id for run in runs}), ("clean", stays)):
-        (folder / name).mkdir()
-        with ResultsStore.open(folder / name / "results.db") as store:
-            for run, repetitions, telemetry in all_runs:
-                if run.id in wanted:
+def test_what_stays_is_read_and_reported_as_if_nothing_else_had_been(tmp_path: Path) -> None:
+    runs = list(_several_runs())
+    stays = {runs[number][0].id for number in (0, 3, 7, 8)}
+    for name in ("pruned", "clean"):
+        with ResultsStore.open(tmp_path / f"{name}.db") as store:
+            for run, repetitions, telemetry in runs:
+                if name == "pruned" or run.id in stays:
                     add(store, run, repetitions, telemetry=telemetry)
-    with ResultsStore.open(folder / "pruned" / "results.db") as store:
+    with ResultsStore.open(tmp_path / "pruned.db") as store:
         before = {run.id: (run, store.telemetry(run.id)) for run in store.list_runs()}
         removed_by(store, PrunePolicy(OLD))
         assert free_disk_space(store.database) == ""
         after = {run.id: (run, store.telemetry(run.id)) for run in store.list_runs()}
     assert after == {run_id: what for run_id, what in before.items() if run_id in stays}
-    texts = [
-        _without_times(
-            document.to_document(page.compose(page.load(str(folder / name / "results.db"))), "")
-        )
-        for name in ("pruned", "clean")
-    ]
-    assert texts[0] == texts[1]
+    pruned, clean = (
+        _without_times(document.to_document(page.compose(page.load(str(tmp_path / name))), ""))
+        for name in ("pruned.db", "clean.db")
+    )
+    assert pruned == clean
 
 
 def _without_times(value: object) -> object:
@@ -276,9 +245,7 @@ def _without_times(value: object) -> object:
     return [_without_times(one) for one in value] if isinstance(value, list) else value
 
 
-def test_a_file_shrinks_at_first_as_a_whole_and_then_in_pieces(
-    tmp_path: Path, make_run: MakeRun
-) -> None:
+def test_a_file_shrinks_at_first_as_a_whole_and_then_in_pieces(tmp_path: Path) -> None:
     place = SqlitePlace(tmp_path / "results.db")
     noise = [
         TelemetrySeries(
@@ -289,7 +256,7 @@ def test_a_file_shrinks_at_first_as_a_whole_and_then_in_pieces(
     sizes = []
     with ResultsStore.open(place.location) as store:
         for days in (300, 200, 100):
-            run = made(make_run, days, status="running")
+            run = made(days, status="running")
             recorder = store.begin_run(run)
             for number in range(20):
                 recorder.add_telemetry(noise, repetition=number)
@@ -309,12 +276,10 @@ def test_a_file_shrinks_at_first_as_a_whole_and_then_in_pieces(
     assert place.rows("PRAGMA auto_vacuum") == [(2,)]
 
 
-def test_a_file_is_not_written_anew_under_a_run(
-    place: Place, store: ResultsStore, make_run: MakeRun
-) -> None:
+def test_a_file_is_not_written_anew_under_a_run(place: Place, store: ResultsStore) -> None:
     for number in range(4):
-        add(store, made(make_run, 100 + number), 30, telemetry=False)
-    nightly = made(make_run, 0, status="running", created_at=now())
+        add(store, made(100 + number), 30, telemetry=False)
+    nightly = made(0, status="running", created_at=now())
     add(store, nightly)
     removed_by(store, PrunePolicy(OLD))
     said = free_disk_space(store.database)
@@ -328,27 +293,25 @@ def test_a_file_is_not_written_anew_under_a_run(
     assert len(store.list_runs()) == 1
 
 
-def test_a_file_that_another_writes_to_keeps_its_room_for_later(
-    tmp_path: Path, make_run: MakeRun
-) -> None:
+def test_a_file_that_another_writes_to_keeps_its_room_for_later(tmp_path: Path) -> None:
     place = SqlitePlace(tmp_path / "results.db")
     with ResultsStore.open(place.location, busy_timeout_s=0.01) as store:
         for number in range(4):
-            add(store, made(make_run, 100 + number), 30, telemetry=False)
+            add(store, made(100 + number), 30, telemetry=False)
         removed_by(store, PrunePolicy(OLD))
         with place.held():
             assert "locked" in free_disk_space(store.database)
         assert free_disk_space(store.database) == ""
 
 
-def test_the_size_of_a_servers_tables(postgresql: PostgresqlPlace, make_run: MakeRun) -> None:
+def test_the_size_of_a_servers_tables(postgresql: PostgresqlPlace) -> None:
     with ResultsStore.open(postgresql.location) as store:
         empty = disk_usage(store.database).total_bytes
-        add(store, made(make_run, 1), 2)
+        add(store, made(1), 2)
         assert disk_usage(store.database).total_bytes > empty > 0
 
 
-def test_holdings_by_day_container_and_device(store: ResultsStore, make_run: MakeRun) -> None:
+def test_holdings_by_day_container_and_device(store: ResultsStore) -> None:
     late = NOW.replace(hour=23, minute=59)
     group = "a" * 32
     add(store, make_run(created_at=late, status="done", group_id=group, label="A"), 2)

@@ -31,12 +31,11 @@ from harness.results.records import (
 )
 from harness.results.run_recorder import RunRecorder
 from harness.results.store import LATEST, ResultsStore, RunFilter
-from tests.harness.results.places import Place
+from tests.harness.results.places import Place, make_run
 from tests.reports.conftest import changed
 
 BOTH_ENGINES = True
 
-MakeRun = Callable[..., Run]
 REPETITIONS = (
     Measurement(metric="decode_tokens_per_s", value=16.1, repetition=0, is_warmup=True),
     Measurement(metric="decode_tokens_per_s", value=17.0, repetition=0),
@@ -50,7 +49,7 @@ def as_set(run: Run) -> tuple[Run, frozenset[Measurement]]:
     return run.model_copy(update={"measurements": ()}), frozenset(run.measurements)
 
 
-def test_a_run_comes_back_as_it_was_written(store: ResultsStore, make_run: MakeRun) -> None:
+def test_a_run_comes_back_as_it_was_written(store: ResultsStore) -> None:
     run = make_run(
         kind="perplexity",
         status="done",
@@ -67,13 +66,7 @@ def test_a_run_comes_back_as_it_was_written(store: ResultsStore, make_run: MakeR
     assert as_set(store.get_run(run.id)) == as_set(run)
 
 
-def test_values_keep_repetitions_and_warmups_apart(make_run: MakeRun) -> None:
-    run = make_run(measurements=tuple(reversed(REPETITIONS)))
-    assert run.values("decode_tokens_per_s") == (17.0, 17.1)
-    assert run.values("decode_tokens_per_s", warmup=True) == (16.1,)
-
-
-def test_a_run_streams_in(store: ResultsStore, make_run: MakeRun) -> None:
+def test_a_run_streams_in(store: ResultsStore) -> None:
     run = make_run()
     with store.recording(run) as recorder:
         recorder.add_values({"decode_tokens_per_s": 16.0}, is_warmup=True)
@@ -86,7 +79,7 @@ def test_a_run_streams_in(store: ResultsStore, make_run: MakeRun) -> None:
     assert (kept.finished_at or kept.created_at) > kept.created_at
 
 
-def test_versions_that_a_run_finds_out_are_kept(store: ResultsStore, make_run: MakeRun) -> None:
+def test_versions_that_a_run_finds_out_are_kept(store: ResultsStore) -> None:
     run = make_run()
     with store.recording(run) as recorder:
         recorder.add_library_versions({"genie": "1.21", "qnn": "2.51"})
@@ -98,9 +91,7 @@ def test_versions_that_a_run_finds_out_are_kept(store: ResultsStore, make_run: M
         RunRecorder(store.database, run).add_library_versions({"x": "1"})
 
 
-def test_a_failure_is_kept_with_what_was_measured_before(
-    store: ResultsStore, make_run: MakeRun
-) -> None:
+def test_a_failure_is_kept_with_what_was_measured_before(store: ResultsStore) -> None:
     run = make_run()
     with pytest.raises(RuntimeError), store.recording(run) as recorder:  # noqa: PT012
         recorder.add_values({"init_s": 1.0})
@@ -111,7 +102,7 @@ def test_a_failure_is_kept_with_what_was_measured_before(
 
 
 def test_a_run_that_died_on_another_host_does_not_run_for_good(
-    store: ResultsStore, make_run: MakeRun, place: Place
+    store: ResultsStore, place: Place
 ) -> None:
     begun = {hours: make_run(created_at=now() - timedelta(hours=hours)) for hours in (1, 25)}
     for run in begun.values():
@@ -127,7 +118,7 @@ def test_a_run_that_died_on_another_host_does_not_run_for_good(
 
 
 def test_a_cell_of_a_plan_is_done_once_however_often_it_ran(
-    store: ResultsStore, make_run: MakeRun, place: Place
+    store: ResultsStore, place: Place
 ) -> None:
     cell = {"plan": "nightly", "group_id": "e" * 32, "session": 3}
     dead = store.begin_run(make_run(**cell))  # the first try's worker lives on, cut off
@@ -149,21 +140,21 @@ def test_a_cell_of_a_plan_is_done_once_however_often_it_ran(
     assert {store.get_run(run.id).status for run in others} == {"done"}
 
 
-def test_ctrl_c_is_no_failure_of_the_device(store: ResultsStore, make_run: MakeRun) -> None:
+def test_ctrl_c_is_no_failure_of_the_device(store: ResultsStore) -> None:
     run = make_run()
     with pytest.raises(KeyboardInterrupt), store.recording(run):
         raise KeyboardInterrupt
     assert store.get_run(run.id).status == "interrupted"
 
 
-def test_a_write_is_all_or_nothing(store: ResultsStore, make_run: MakeRun) -> None:
+def test_a_write_is_all_or_nothing(store: ResultsStore) -> None:
     run = make_run(measurements=(*REPETITIONS, REPETITIONS[0]))
     with pytest.raises(RunConflictError, match="repetition"):
         store.write_run(run)
     assert store.list_runs() == ()
 
 
-def test_contradictions_are_refused(store: ResultsStore, make_run: MakeRun) -> None:
+def test_contradictions_are_refused(store: ResultsStore) -> None:
     run = make_run()
     recorder = store.begin_run(run)
     with pytest.raises(RunConflictError, match="exists already"):
@@ -186,7 +177,7 @@ def test_contradictions_are_refused(store: ResultsStore, make_run: MakeRun) -> N
         store.begin_run(make_run(status="done"))
 
 
-def test_filters(store: ResultsStore, make_run: MakeRun) -> None:
+def test_filters(store: ResultsStore) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
     runs = [
         make_run(kind=kind, created_at=start + timedelta(hours=hour), status="done")
@@ -208,9 +199,7 @@ def test_filters(store: ResultsStore, make_run: MakeRun) -> None:
         assert found == [runs[number].id for number in numbers], wanted
 
 
-def test_the_newest_are_counted_among_the_wanted_ones(
-    store: ResultsStore, make_run: MakeRun, place: Place
-) -> None:
+def test_the_newest_are_counted_among_the_wanted_ones(store: ResultsStore, place: Place) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
     interrupted, running, lost = [
         make_run(created_at=start + timedelta(hours=hour)) for hour in range(3)
@@ -237,7 +226,7 @@ _MOMENTS = (
 )  # each later than those before
 
 
-def test_moments_are_kept_to_the_microsecond(store: ResultsStore, make_run: MakeRun) -> None:
+def test_moments_are_kept_to_the_microsecond(store: ResultsStore) -> None:
     for moment in _MOMENTS:
         store.write_run(make_run(created_at=moment, finished_at=moment))
         (kept,) = store.list_runs(RunFilter(since=moment))
@@ -251,9 +240,7 @@ def test_moments_are_kept_to_the_microsecond(store: ResultsStore, make_run: Make
     | st.sampled_from([5e-324, 2.2250738585072014e-308, 0.1 + 0.2]),
     more=st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**70), 2**70),
 )
-def test_numbers_are_kept_to_the_bit(
-    store: ResultsStore, make_run: MakeRun, value: float, more: float
-) -> None:
+def test_numbers_are_kept_to_the_bit(store: ResultsStore, value: float, more: float) -> None:
     run = make_run(
         measurements=(Measurement(metric="ttft_s", value=value),),
         conditions=({"waited_s": more, "done": True, "why": None},),
@@ -264,7 +251,7 @@ def test_numbers_are_kept_to_the_bit(
     assert repr(dict(kept.conditions[0])) == repr(dict(run.conditions[0]))
 
 
-def test_any_text_can_be_looked_for(store: ResultsStore, make_run: MakeRun) -> None:
+def test_any_text_can_be_looked_for(store: ResultsStore) -> None:
     store.write_run(make_run())
     for text in ("a\0b", "a\ud800b", "'; DROP TABLE runs; --", "%s %(id)s"):
         run = changed(make_run(), container__model=to_storable(text))
@@ -280,7 +267,7 @@ def test_any_text_can_be_looked_for(store: ResultsStore, make_run: MakeRun) -> N
 
 
 @pytest.mark.parametrize("count", [2**31, 2**63, 2**80])
-def test_a_count_that_no_engine_keeps_is_refused(make_run: MakeRun, count: int) -> None:
+def test_a_count_that_no_engine_keeps_is_refused(count: int) -> None:
     container = make_run().container.model_dump()
     makers: list[Callable[[], object]] = [
         lambda: WorkloadRecord(runner="genie_t2t_run.py", prompt_tokens=count),
@@ -294,7 +281,7 @@ def test_a_count_that_no_engine_keeps_is_refused(make_run: MakeRun, count: int) 
             make()
 
 
-def test_the_largest_counts_are_kept(store: ResultsStore, make_run: MakeRun) -> None:
+def test_the_largest_counts_are_kept(store: ResultsStore) -> None:
     largest = 2**31 - 1
     run = make_run(
         workload=WorkloadRecord(runner="genie_t2t_run.py", prompt_tokens=largest, warmup=largest),
@@ -304,7 +291,7 @@ def test_the_largest_counts_are_kept(store: ResultsStore, make_run: MakeRun) -> 
     assert as_set(store.get_run(run.id)) == as_set(run)
 
 
-def test_records_refuse_nonsense(make_run: MakeRun) -> None:
+def test_records_refuse_nonsense() -> None:
     wrong: tuple[tuple[dict[str, object], str], ...] = (
         ({"status": "failed"}, "failed run needs its error"),
         ({"created_at": datetime(2026, 1, 1)}, "time zone"),  # noqa: DTZ001
@@ -323,7 +310,7 @@ def test_records_refuse_nonsense(make_run: MakeRun) -> None:
     text=st.text(st.characters(exclude_categories=())),
     key=st.text(st.characters(exclude_categories=())),
 )
-def test_any_text_can_be_kept(store: ResultsStore, make_run: MakeRun, text: str, key: str) -> None:
+def test_any_text_can_be_kept(store: ResultsStore, text: str, key: str) -> None:
     run = make_run(
         generated_text=text,
         workload=WorkloadRecord(runner="genie_t2t_run.py", prompt=text, sampler={key: text}),
@@ -363,9 +350,7 @@ _TAMPERED = {
 }  # what an engine lets in
 
 
-def test_a_tampered_row_is_a_typed_error(
-    store: ResultsStore, make_run: MakeRun, place: Place
-) -> None:
+def test_a_tampered_row_is_a_typed_error(store: ResultsStore, place: Place) -> None:
     for statement, says in _TAMPERED["both"] + _TAMPERED[place.engine]:
         store.write_run(make_run(measurements=REPETITIONS[1:2]))
         place.run(statement)
@@ -393,7 +378,7 @@ def interrupted_after(words: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("words", ["SELECT runs.status", "INSERT INTO measurements"])
-def test_an_interrupted_write_is_rolled_back(place: Place, make_run: MakeRun, words: str) -> None:
+def test_an_interrupted_write_is_rolled_back(place: Place, words: str) -> None:
     run = make_run()
     with ResultsStore.open(place.location, busy_timeout_s=5) as store:
         with (
@@ -407,9 +392,7 @@ def test_an_interrupted_write_is_rolled_back(place: Place, make_run: MakeRun, wo
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("cut"), RuntimeError("lost")])
-def test_a_store_that_fails_hides_no_other_error(
-    place: Place, make_run: MakeRun, error: BaseException
-) -> None:
+def test_a_store_that_fails_hides_no_other_error(place: Place, error: BaseException) -> None:
     with (  # noqa: PT012
         contextlib.ExitStack() as other,
         ResultsStore.open(place.location, busy_timeout_s=0.1) as store,
@@ -422,9 +405,7 @@ def test_a_store_that_fails_hides_no_other_error(
     assert any("stayed locked" in note for note in error.__notes__)
 
 
-def test_runs_are_found_by_the_beginning_of_an_id_or_a_group(
-    store: ResultsStore, make_run: MakeRun
-) -> None:
+def test_runs_are_found_by_the_beginning_of_an_id_or_a_group(store: ResultsStore) -> None:
     group = "abcd" + "0" * 28
     sessions = [make_run(id=f"{n:032x}", group_id=group, session=n) for n in (1, 2)]
     alone = make_run(id="abce" + "1" * 28, group_id="9" * 32)
@@ -461,9 +442,7 @@ _SELECTIONS: tuple[tuple[dict[str, Any], list[int]], ...] = (
 )
 
 
-def test_runs_are_selected_by_plan_container_and_label(
-    store: ResultsStore, make_run: MakeRun
-) -> None:
+def test_runs_are_selected_by_plan_container_and_label(store: ResultsStore) -> None:
     first = make_run(labels={"team": "camera"})
     other = {
         "container__model": "my-llama",
@@ -484,21 +463,3 @@ def test_runs_are_selected_by_plan_container_and_label(
             assert [RunFilter(**wanted).matches(run) for run in runs] == [
                 number in numbers for number in range(len(runs))
             ], wanted
-
-
-def test_many_runs_are_read_at_once(store: ResultsStore, make_run: MakeRun) -> None:
-    runs = [make_run() for _ in range(12)]
-    for run in runs:
-        store.write_run(run)
-    statements: list[str] = []
-
-    def note(*arguments: Any) -> None:  # noqa: ANN401
-        statements.append(arguments[2])
-
-    event.listen(Engine, "after_cursor_execute", note)
-    try:
-        found = store.get_runs([run.id for run in runs])
-    finally:
-        event.remove(Engine, "after_cursor_execute", note)
-    assert {run.id for run in found} == {run.id for run in runs}
-    assert sum("FROM runs" in each and "measurements" not in each for each in statements) == 1

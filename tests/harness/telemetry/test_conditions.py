@@ -235,6 +235,7 @@ def test_android_is_prepared_and_put_back(
     assert caplog.text == ""
 
 
+@pytest.mark.variant
 def test_a_hot_phone_is_waited_for_until_it_has_cooled(phone: tuple[str, Device, str]) -> None:
     name, device, scripts_dir = phone
     manager.control(name).heat(temperature_c=60, capacity_j_per_k=2.0, time_scale=20, idle_w=0.1)

@@ -43,12 +43,12 @@ def test_energy_is_that_of_the_battery_while_no_charger_is_on(
     prompt = "In the beginning"
     try:
         # A busy host samples less often than asked: so many tokens as it takes for its readings.
-        for tokens in (40, 80, 160, 320):
+        for tokens in (60, 160, 320):
             found = runtime.generate(GenerationRequest(tokens, prompt=prompt))
             if "decode_energy_j_per_token" in found.metrics:
                 break
         heat(charging=True)
-        charged = runtime.generate(GenerationRequest(40, prompt=prompt))
+        charged = runtime.generate(GenerationRequest(10, prompt=prompt))
     finally:
         runtime.clean()
     power = find_power(found.telemetry)

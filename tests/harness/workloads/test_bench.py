@@ -14,7 +14,7 @@ from harness.results.records import TelemetrySeries
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationResult
 from harness.workloads.bench import Bench, _repeat
-from tests.harness.results.conftest import _make_run
+from tests.harness.results.places import make_run
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_session_has_tails_of_its_ttft_and_says_why_it_has_no_energy(tmp_path:
     session: Any = SimpleNamespace(options=SimpleNamespace(on_repetition=None))
     bench = Bench(repetitions=20, warmup=4)
     with ResultsStore.open(tmp_path / "results.db") as store:
-        run = _make_run(status="running", measurements=())
+        run = make_run(status="running", measurements=())
         with store.recording(run) as recorder:
             _repeat(bench, session, recorder, answers, None)
         kept = store.get_run(run.id)

@@ -19,7 +19,7 @@ from harness.runtimes.registry import open_model
 from harness.workloads.bench import Bench
 from harness.workloads.bench_series import BenchSeries
 from harness.workloads.session import Session
-from tests.harness.results.conftest import _make_run
+from tests.harness.results.places import make_run
 
 
 def test_sides_take_turns_on_the_same_device(
@@ -71,7 +71,7 @@ def test_a_side_that_its_perplexity_fails_is_refused_before_the_other_runs(
 
     bench = Bench(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0)
     with LazyResultsStore(str(tmp_path / "results.db")) as store:
-        known = _make_run(
+        known = make_run(
             kind="perplexity",
             status="done",
             container=GenieModel(b).info,

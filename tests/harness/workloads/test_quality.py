@@ -15,7 +15,7 @@ from harness.runtimes.base import PerplexityResult, Window
 from harness.workloads.bench import Bench
 from harness.workloads.quality import QualityCheck, describe, stored_quality
 from harness.workloads.session import Session
-from tests.harness.results.conftest import _make_run
+from tests.harness.results.places import make_run
 
 LIBRARIES = {"Genie from": "wheel", "libGenie.so": "sha256:1"}
 
@@ -25,7 +25,7 @@ def perplexity(*values: float, windows: int = 8, precision: str = "W8A16") -> Ru
     measured = [
         Measurement(metric=key, value=value) for key, value in zip(keys, values, strict=False)
     ]
-    run = _make_run(kind="perplexity", status="done", measurements=measured)
+    run = make_run(kind="perplexity", status="done", measurements=measured)
     definition = PerplexityDefinition(
         positions="first_cl_minus_ar", windows=windows, tokens=160 * windows
     )

@@ -13,13 +13,13 @@ from harness.results.records import WorkloadRecord
 from harness.results.store import ResultsStore
 from harness.workloads.base import Recording
 from harness.workloads.session import Session
-from tests.harness.results.conftest import _make_run
+from tests.harness.results.places import make_run
 
 RUNNER = RunnerError("local", "genie-t2t-run", "ended with status 1", 1, "[ERROR] no file")
 
 
 def session() -> Session:
-    run = _make_run()
+    run = make_run()
     runtime = SimpleNamespace(
         versions=dict, sha256_of=lambda _file: None, read_log=lambda: "[ERROR] no file\n"
     )

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.results.conftest import make_run, postgresql
+from tests.harness.results.conftest import postgresql
 from tests.postgresql_server import PostgresqlServer
 from tests.reports.conftest import browser
 
-__all__ = ["browser", "make_run", "postgresql"]
+__all__ = ["browser", "postgresql"]
 
 
 @pytest.fixture(scope="module")

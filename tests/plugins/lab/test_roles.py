@@ -4,7 +4,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -17,12 +17,11 @@ from harness.plans.cell_runner import PlanSettings
 from harness.plans.cells import make_cell
 from harness.plans.journal import CellEnd
 from harness.pool.requirement import Requirement
-from harness.results.records import Run
 from harness.results.store import ResultsStore
 from harness.workloads.command import Command
 from plugins.lab.content import CellFiles
 from plugins.lab.jobs import TASK, LabJobs, queue_name
-from tests.harness.results.places import PostgresqlPlace
+from tests.harness.results.places import PostgresqlPlace, make_run
 from tests.postgresql_server import PostgresqlServer
 from tests.system import program
 from tests.waiting import wait_for
@@ -64,9 +63,7 @@ def server(
             connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
-def test_submitter_submits_and_follows_and_administers_nothing(
-    server: PostgresqlServer, make_run: Callable[..., Run]
-) -> None:
+def test_submitter_submits_and_follows_and_administers_nothing(server: PostgresqlServer) -> None:
     with ResultsStore.open(server.url("tests")) as owned:
         owned.begin_run(make_run())
         with owned.database.writing() as connection:  # its writer is gone
