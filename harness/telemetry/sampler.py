@@ -16,6 +16,7 @@ from harness.telemetry.protocol import MOST_BYTES, TelemetryRecording, parse_rec
 
 DEFAULT_HZ = 10.0
 SLOWEST_HZ, FASTEST_HZ = 1 / 60, 20.0
+_TIMEOUT_S = 60.0
 
 
 class Sampling:
@@ -36,12 +37,7 @@ class Sampling:
 
 @contextmanager
 def sampling(
-    device: Device,
-    scripts_dir: str,
-    run_dir: str,
-    *,
-    hz: float = DEFAULT_HZ,
-    timeout_s: float = 60.0,
+    device: Device, scripts_dir: str, run_dir: str, *, hz: float = DEFAULT_HZ
 ) -> Iterator[Sampling]:
     """Sample the command that `run.sh` starts in `run_dir` inside the block.
 
@@ -53,7 +49,6 @@ def sampling(
         scripts_dir: our scripts on it.
         run_dir: the run folder on it.
         hz: samples a second, from 1/60 to 20.
-        timeout_s: for arming, and for fetching.
 
     Raises:
         ValueError: no such rate.
@@ -62,22 +57,22 @@ def sampling(
     if not SLOWEST_HZ <= hz <= FASTEST_HZ:
         raise ValueError(f"{hz:g} samples a second: from 1/60 to 20 are possible")
     arm = ["sh", f"{scripts_dir}/telemetry.sh", "arm", run_dir, str(round(100 / hz))]
-    device.shell(arm, timeout_s=timeout_s)
+    device.shell(arm, timeout_s=_TIMEOUT_S)
     result = Sampling()
     try:
         yield result
     except BaseException:
         with suppress(DeviceError):
-            result.recording = _fetch(device, run_dir, timeout_s)
+            result.recording = _fetch(device, run_dir)
         raise
-    result.recording = _fetch(device, run_dir, timeout_s)
+    result.recording = _fetch(device, run_dir)
 
 
-def _fetch(device: Device, run_dir: str, timeout_s: float) -> TelemetryRecording:
+def _fetch(device: Device, run_dir: str) -> TelemetryRecording:
     """Return the recording in a run folder, which is disarmed."""
     script = (
         f"cd {shlex.quote(run_dir)}/.qnnfarm && rm -f telemetry.period && "
         f"{{ [ ! -f telemetry ] || head -c {MOST_BYTES} telemetry; }}"
     )
-    output = device.shell(script, timeout_s=timeout_s, check=False, max_output=MOST_BYTES).stdout
+    output = device.shell(script, timeout_s=_TIMEOUT_S, check=False, max_output=MOST_BYTES).stdout
     return parse_recording(output)
