@@ -52,6 +52,7 @@ def test_an_attached_model_shares_its_weights_with_its_parent(
     assert binary.stat().st_size == without.stat().st_size
 
 
+@pytest.mark.variant
 @pytest.mark.needs("libatomic1")
 def test_an_attached_builder_calibrates_activations_its_own_way(
     builder: GenAIBuilderHTP, decode_export: Path, tmp_path: Path, tiny_text: str

@@ -69,6 +69,7 @@ def test_weights_that_are_written_over_end_the_build_and_spoil_no_entry(
     assert again.metadata.container_sha256 == clean
 
 
+@pytest.mark.variant
 def test_a_new_date_is_no_change_and_a_model_that_was_imported_may_go(
     model: Path, clean: str, tmp_path: Path
 ) -> None:
