@@ -322,7 +322,6 @@ class _Containers:
 
 
 def _prove_host(proofs: _Proofs, containers: _Containers, compiler: Toolchain) -> None:
-    """Prove all that needs no device."""
     proofs.prove("graphs", containers.compare_graphs)
     proofs.prove("weight sharing", containers.compare_sizes)
     if isinstance(compiler, _Describer):
@@ -333,7 +332,6 @@ def _prove_host(proofs: _Proofs, containers: _Containers, compiler: Toolchain) -
 
 
 def _ask_emulator(containers: _Containers, prompts: _Prompts) -> tuple[str, _Expected]:
-    """Ask PyPI's container on a virtual device."""
     with virtual_device(containers.reference) as device:
         results = prompts.ask(device, containers.reference, "genie")
         perplexity = prompts.score(device, containers.reference)

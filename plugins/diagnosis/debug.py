@@ -328,7 +328,6 @@ def _value_shapes(checkpoint: Checkpoint, shape: GraphShape) -> dict[str, tuple[
 def _difference(
     dims: Sequence[int], other: Sequence[int], *, without: int | None = None
 ) -> int | None:
-    """Return the axis that differs in size."""
     pairs = enumerate(zip(dims, other, strict=True))
     return next((axis for axis, (a, b) in pairs if a != b and axis != without), None)
 

@@ -117,7 +117,6 @@ class GraphRuntime(ContainerRuntime):
 
     @property
     def _arguments(self) -> tuple[str, ...]:
-        """Options of the program that all its runs have."""
         packages = registrations(self._container.metadata.op_packages)
         words = [word for package in packages for word in ("--op-package", str(package))]
         return ("--log", self.options.log_level or "error", *words)

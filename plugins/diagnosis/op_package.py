@@ -179,7 +179,6 @@ def _read_inputs(texts: Sequence[str]) -> dict[str, npt.NDArray[np.float64]]:
 def _compute(
     formula: str, inputs: Mapping[str, npt.NDArray[np.float64]]
 ) -> list[npt.NDArray[np.float64]]:
-    """Evaluate the user's own formula."""
     try:
         with np.errstate(all="ignore"):  # what is not finite is refused below
             value = eval(formula, {"np": np}, dict(inputs))  # noqa: S307 - the user's own code

@@ -158,7 +158,6 @@ def _makers(value: ir.Value) -> list[ir.Node]:
 
 
 def _read_inputs(value: ir.Value) -> set[ir.Value]:
-    """Return the inputs of the graph that a value depends on."""
     parts = {part for node in _makers(value) for part in node.inputs if part is not None}
     return {part for part in parts if part.producer() is None and part.const_value is None}
 

@@ -123,7 +123,6 @@ def _number_of_paragraphs(text: str, num_paragraphs: _Count) -> bool:
 
 
 def _between_empty_ends(parts: list[str]) -> list[str]:
-    """Leave out an empty first and an empty last part."""
     first = 1 if parts and not parts[0] else 0
     last = len(parts) - 1 if len(parts) > first and not parts[-1] else len(parts)
     return parts[first:last]

@@ -336,7 +336,6 @@ def _result(
 
 @contextmanager
 def _naming(task: Task, number: int) -> Iterator[None]:
-    """Name the row in errors of the block."""
     try:
         yield
     except (PromptTooLongError, ValueError) as error:

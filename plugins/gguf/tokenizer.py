@@ -167,7 +167,6 @@ class GgufTokenizer:
         }
 
     def _byte_level(self) -> Json:
-        """Return the parts of a BPE over bytes."""
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
         splits = [
             {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}

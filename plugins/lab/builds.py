@@ -350,7 +350,6 @@ class Builder(Service):
             return CellEnd("failed", self._jobs.host, "", type(error).__name__, str(error))
 
     def _run_command(self, taken: Taken, build: BuildJob, scratch: Path) -> CellEnd:
-        """Run `qnnfarm build`."""
         words = build.arguments(scratch / "options.json")
         command = dying_with_parent([sys.executable, "-m", "harness.cli", "build", *words])
         answer = scratch / "answer.json"
@@ -397,6 +396,5 @@ class Builder(Service):
 
 
 def _read_lines(process: "subprocess.Popen[bytes]", last: list[str]) -> None:
-    """Keep the last line of a process."""
     for line in process.stderr or ():
         last[0] = line.decode(errors="replace").strip() or last[0]

@@ -134,7 +134,6 @@ class _Finder:
         return {"gate_proj": gate, "up_proj": up, "down_proj": down}
 
     def _upstream(self, value: ir.Value | None) -> ir.Node | None:
-        """Return the nearest linear node above `value`."""
         while value is not None:
             node = value.producer()
             if node is None or is_linear(node):
@@ -154,7 +153,6 @@ class _Finder:
         return None
 
     def _between(self, begin: ir.Node, end: ir.Value) -> set[ir.Node]:
-        """Return the nodes between `begin` and `end`."""
         nodes: set[ir.Node] = set()
         todo = [end]
         while todo:

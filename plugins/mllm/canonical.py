@@ -169,7 +169,6 @@ def _float_table(tensors: Mapping[str, Tensor], name: str) -> npt.NDArray[np.flo
 
 
 def _tables(model: ModelConfig, aot: AotConfig) -> list[str]:
-    """Return the names of embedding and norms."""
     return [EMBEDDING, *(name for name, _ in norms(model, aot))]
 
 

@@ -319,7 +319,6 @@ def _calibration_text(model_path: Path, choice: Path | None) -> str:
 
 @contextmanager
 def _steps() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the progress of a quantization."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -252,7 +252,6 @@ def judge_night(night: Night, before: Night | None) -> Night:
 
 
 def _causes(regressions: Iterable[Regression]) -> list[list[Regression]]:
-    """Group regressions of one cause."""
     groups: dict[str, list[Regression]] = {}
     for each in regressions:
         groups.setdefault(each.cause, []).append(each)

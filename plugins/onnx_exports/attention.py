@@ -159,7 +159,6 @@ class Attention:
         return int(last - slots[0] + 1)
 
     def _within(self, visible: Numbers, tokens: Ids, window: int | None) -> Numbers:
-        """Return visibility within a sliding window."""
         if window is None:
             return visible
         oldest = self.probe.past + tokens - window + 1
@@ -244,7 +243,6 @@ class Attention:
         return self.probe.visible()[tokens], tokens, numbers
 
     def _tokens(self, rows: Ids) -> Ids:
-        """Return the token of each row."""
         flat = rows.reshape(-1)
         tokens = np.zeros_like(flat)
         for product, mine in self._by_product(flat):

@@ -98,7 +98,6 @@ class Elementwise:
         *constants: ir.Value,
         **attributes: object,
     ) -> LinearForm:
-        """Write an operator on each element of the first input."""
         placed, origin = self.resolver.resolve(form, operand(node, 0)), node.outputs[0]
         rows = self.writer.elementwise([placed.rows], op_type, origin, constants, **attributes)
         return placed.move_to(rows, node)
@@ -153,7 +152,6 @@ class Elementwise:
     def _joined(
         self, node: ir.Node, first: LinearForm, second: LinearForm, kind: str
     ) -> LinearForm:
-        """Combine two activations, element by element."""
         left, right = (
             self.resolver.resolve(first, operand(node, 0)),
             self.resolver.resolve(second, operand(node, 1)),

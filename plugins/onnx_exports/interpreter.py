@@ -117,7 +117,6 @@ class Interpreter:
         return [self._result(node, inputs)]
 
     def _check_cast(self, node: ir.Node, value: AbstractValue) -> None:
-        """Check that the type of a cast holds its numbers."""
         if node.op_type == "Cast":
             to = ir.DataType(node.attributes["to"].as_int())
         elif node.op_type == "CastLike" and (like := node.inputs[1]) is not None and like.dtype:

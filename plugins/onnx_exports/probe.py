@@ -136,7 +136,6 @@ def cache_axis(role: Role, past: int) -> int | None:
 
 
 def _required_sizes(role: Role, probe: Probe) -> dict[int, int]:
-    """Return the sizes that some axes must have."""
     rank = len(role.shape)
     if role.kind == "mask":
         return {0: 1, rank - 1: probe.cl} | ({rank - 2: probe.ar} if rank > 3 else {})

@@ -162,7 +162,6 @@ class SourceRunner:
         return {**feeds, **caches, interface.ATTENTION_MASK: mask}
 
     def _array_for(self, role: Role, feeds: Arrays) -> Array:
-        """Return the array for an input that is no cache."""
         make: dict[str, Callable[[], Array]] = {
             "ids": lambda: feeds[interface.INPUT_IDS],
             "embeds": lambda: feeds[interface.INPUTS_EMBEDS],

@@ -206,7 +206,6 @@ class Writer:
 
 
 def _reshaped(tensor: ir.TensorProtocol, dims: tuple[int, ...]) -> ir.TensorProtocol:
-    """Return the same bytes as a tensor of shape `dims`."""
     if tuple(tensor.shape.numpy()) == dims:
         return tensor
     if isinstance(tensor, ir.ExternalTensor):

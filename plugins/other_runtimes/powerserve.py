@@ -113,7 +113,6 @@ def _token(keys: Mapping[str, object], key: str) -> int | None:
 
 
 def _write_table(path: Path, target: Path) -> EmbeddingConfig:
-    """Write the embeddings of a GGUF as float32."""
     rows = GgufHeader.read(path).rows(_TABLE)
     if len(rows.shape) != 2:
         raise InputFileError(str(path), f"its {_TABLE} is no matrix")

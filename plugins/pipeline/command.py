@@ -244,7 +244,6 @@ def _open(model: str | None, recipe: Path) -> "LLMPipeline":
 
 
 def _construct(pipe: "LLMPipeline", until: str | None) -> None:
-    """Run stages, with a progress bar."""
     with _PipelineBar(pipe.config.settings.log_level) as bar:
         pipe.add_observer(bar)
         pipe.construct(until=until)

@@ -410,7 +410,6 @@ class LLMPipeline:
         self._done[name] = _Finished(entry, output)
 
     def _forget_from(self, name: str) -> None:
-        """Forget the outputs of a stage and of those after it."""
         names = list(self.config.stages)
         for later in names[names.index(name) :]:
             self._done.pop(later, None)
@@ -459,7 +458,6 @@ def _container(outputs: Mapping[str, object]) -> GenAIContainer:
 
 
 def _is_there(output: StageOutput) -> bool:
-    """Return whether the folders of an output exist."""
     values = vars(output).values()
     paths = [v.path if isinstance(v, ModelFolder) else v for v in values]
     return all(path.exists() for path in paths if isinstance(path, Path))

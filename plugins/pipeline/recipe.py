@@ -127,7 +127,6 @@ DEFAULT_STAGES = ("model_loader", "quantization", "genai_builder")
 def _checked(
     recipe: Mapping[str, Any], location: Location, model: type[_Model], values: Mapping[str, Any]
 ) -> _Model:
-    """Validate a part of a recipe."""
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:

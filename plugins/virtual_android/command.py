@@ -270,7 +270,6 @@ def _refuse_where_held(name: str, *, force: bool) -> None:
 
 
 def _disconnect(serial: str) -> None:
-    """Disconnect a running adb server from the device."""
     from harness.pool.pool import trusted_users
 
     with suppress(AdbServerError):

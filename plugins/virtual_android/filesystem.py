@@ -154,12 +154,10 @@ def make_link(path: Path, target: bytes, mtime: int) -> None:
 
 
 def _make_parents(path: Path) -> None:
-    """Create the folders above a path."""
     path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
 
 
 def _partial_name(path: Path) -> Path:
-    """Return a new temporary name in the folder of `path`."""
     return path.parent / f"{PARTIAL_PREFIX}{secrets.token_hex(8)}"
 
 

@@ -109,7 +109,6 @@ def load_record(folder: Path) -> DeviceRecord:
 
 
 def _find_fault(content: object) -> str | None:
-    """Return the fault of a record; `None` if it is sound."""
     if not isinstance(content, dict) or not isinstance(content.get("version"), int):
         return "no version in it"
     if content["version"] > _VERSION:

@@ -156,7 +156,6 @@ class _Host:
 
 
 def _device_name(number: int) -> str:
-    """Return the name of a hosted device, and of its folder."""
     return f"h{number:03}"
 
 
@@ -255,7 +254,6 @@ def _on_input(loop: asyncio.AbstractEventLoop, shut_down: Callable[[], None]) ->
 
 
 def _prepared(folder: Path, soc: str, storage_bytes: int | None) -> Path:
-    """Create or update the folder of a device."""
     make_folders(folder)
     try:
         record = replace(load_record(folder), soc=soc, storage_bytes=storage_bytes)

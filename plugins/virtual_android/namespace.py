@@ -293,7 +293,6 @@ def _place(tree: Path, path: Path) -> Path:
 
 
 def _mounts_below(target: str) -> list[str]:
-    """Return the mount points at and below a path."""
     lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
     points = [
         os.fsdecode(line.split()[4].decode("unicode_escape").encode("latin-1")) for line in lines

@@ -339,7 +339,6 @@ class _Shell:
             await self._stream.write(text)
 
     async def _deliver(self, child: Child) -> None:
-        """Send all output, then the exit code."""
         async with asyncio.TaskGroup() as group:
             pumps = [group.create_task(self._pump(*output)) for output in self._outputs]
             status = await asyncio.shield(child.exited)

@@ -95,7 +95,6 @@ def _entries(path: str, version: int) -> bytes:
 
 
 def _failure(text: str) -> bytes:
-    """Pack FAIL with a text for the user."""
     data = text.encode("utf-8", "replace")[:_MAX_DATA]
     return _REQUEST.pack(b"FAIL", len(data)) + data
 
@@ -483,7 +482,6 @@ class _Session:
 
 
 def _split_mode(name: bytes) -> tuple[bytes, int]:
-    """Split the `PATH,MODE` of a SEND."""
     path, comma, mode = name.rpartition(b",")
     if not comma or not mode.isdigit() or len(mode) > 10:
         raise AdbProtocolError("SEND without a mode")

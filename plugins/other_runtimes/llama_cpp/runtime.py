@@ -210,7 +210,6 @@ class LlamaCppRuntime(DeployedRuntime):
         return RuntimeOutputError(self.device.serial, reason)
 
     def _run(self, program: str, arguments: Sequence[str], times: int = 1) -> RunOutcome:
-        """Run a program of the build."""
         if program not in self.bundle.files:
             raise WrongUseError(f"the build of llama.cpp has no {program}, which this needs")
         command = [*self._environment, f"./{program}"]
