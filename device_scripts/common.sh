@@ -54,9 +54,8 @@ find_start_time() { # PID
 }
 
 # Runs a function while no other script does so, in the work root. The kernel lets go of the lock
-# when its holder dies. A device without flock has no lock: there, nothing is evicted.
+# when its holder dies.
 locked() { # FUNCTION [ARGUMENT...]
-  command -v flock >/dev/null 2>&1 || { "$@"; return; }
   { flock 9 && "$@"; } 9>store/.lock
 }
 

@@ -94,7 +94,6 @@ make_room() {
   fi
   list_contents | {
     read_contents
-    [ "$can_lock" -eq 1 ] || { evictable_kb=0; candidates=''; }
     find_excess
     evicted=0
     evicted_kb=0
@@ -118,6 +117,4 @@ make_room() {
   }
 }
 
-can_lock=0
-if command -v flock >/dev/null 2>&1; then can_lock=1; fi
 locked make_room

@@ -80,7 +80,6 @@ look_at_others() {
     esac
   done
   if [ "$highest" -gt 0 ] || [ -n "$held" ]; then
-    [ -z "$raised" ] || rm -f "$fence/$name"
     [ "$highest" -eq 0 ] || refuse "$highest" "$above"
     printf '%s\n' "qnnfarm-fence held=$held"
     exit 5
@@ -94,8 +93,7 @@ read_id() {
   valid_run_id "$id" && [ "${#id}" -ge 32 ]
 }
 
-# Sets look: whether processes of former holders may be left. Each makes its file first and looks
-# then, so that of claims at the same time the greatest stays even where there is no lock.
+# Sets look: whether processes of former holders may be left.
 raise_fence() {
   if ! read_id; then
     (set -C; cat /proc/sys/kernel/random/uuid >"$fence/id") 2>/dev/null
@@ -103,30 +101,23 @@ raise_fence() {
     read_id || cat /proc/sys/kernel/random/uuid 2>/dev/null >"$fence/id"
     read_id || cannot_write "$fence"
   fi
-  raised=''
   look_at_others
   # An empty file, left behind, would be a holder that nobody knows.
   printf '%s\n' "$holder" 2>/dev/null >"$fence/$name" || {
     rm -f "$fence/$name"
     cannot_write "$fence"
   }
-  raised=1
-  look_at_others
   former=none
   for file in "$fence"/[0-9]*; do
-    read_holder "$file" || continue
-    # A greater one may have come since we looked: it ends us, not we it.
-    [ "${file##*/}" != "$name" ] || continue
-    if is_later "$file" && [ "$number" -le $((token + furthest)) ]; then continue; fi
+    read_holder "$file" && [ "${file##*/}" != "$name" ] || continue
     if [ "$former" = none ]; then former=${file##*/}; else former=several; fi
     rm -f "$file"
   done
-  [ -e "$fence/$name" ] || refuse_late
   # Its claim ended what was there before, and it ran nothing.
   if [ "$former" = "$quiet" ]; then look=0; else look=1; fi
 }
 
-# Another claim came meanwhile.
+# The device went to another.
 refuse_late() {
   for file in "$fence"/[0-9]*; do
     ! read_holder "$file" || refuse "$number" "$record"
@@ -167,7 +158,6 @@ act() {
     look=1
   fi
   end_others
-  [ -e "$fence/$name" ] || refuse_late
   echo "qnnfarm-fence token=$token id=$id ended=$ended left=$left"
   [ "$left" -eq 0 ]
   exit
@@ -194,7 +184,7 @@ esac
 
 # One after the other: a claim whose host died goes on here, and would end what a greater one, which
 # came meanwhile, lets its holder begin. The kernel lets go of the lock when its holder dies.
-command -v flock >/dev/null 2>&1 || act
+command -v flock >/dev/null 2>&1 || die 1 'the device has no flock'
 : 2>/dev/null >>"$fence/.lock" || cannot_write "$fence"
 { flock 9 && act; } 9>>"$fence/.lock"
 die 1 "cannot lock $fence"

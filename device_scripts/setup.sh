@@ -34,7 +34,7 @@ chmod 0755 "$probe"
 [ $? -eq 42 ] || die 1 "files in $root cannot be executed (mounted noexec?)"
 ln -s probe "$probe.link" 2>/dev/null || die 1 "no symbolic links in $root"
 
-for tool in cat chmod df find grep ln ls mkdir mv rm rmdir sleep sort stat touch; do
+for tool in cat chmod df find flock grep ln ls mkdir mv rm rmdir sleep sort stat touch; do
   command -v "$tool" >/dev/null 2>&1 || die 1 "the device has no $tool"
 done
 sha256 /dev/null >/dev/null 2>&1 || die 1 "the device has no sha256sum, toybox, openssl or python3"
@@ -58,5 +58,4 @@ printf 'kernel=%s\n' "$(uname -r -m 2>/dev/null)"
 printf 'python3=%s\n' "$python"
 printf 'setsid=%s\n' "$(has setsid)"
 printf 'getprop=%s\n' "$(has getprop)"
-printf 'flock=%s\n' "$(has flock)"
 echo 'qnnfarm-setup ok=1'

@@ -142,13 +142,6 @@ def test_leftovers_dated_in_the_future_age_too(device: DeviceShell) -> None:
     assert abs(file.stat().st_mtime - time.time()) < 600
 
 
-def test_a_device_without_flock_evicts_nothing(device: DeviceShell) -> None:
-    sha256 = put(device, "a", 1)
-    facts = evict(device.without_tool("flock"), 0, 0)
-    assert (facts["met"], facts["evictable_kb"], facts["store_kb"]) == ("0", "0", "64")
-    assert held(device) == {sha256}
-
-
 def test_names_that_are_no_contents_are_let_be(device: DeviceShell) -> None:
     odd = device.work_root / "store" / "not a hash\n$(id)"
     odd.write_text("x")

@@ -1,4 +1,3 @@
-import contextlib
 import os
 import re
 import shlex
@@ -208,76 +207,17 @@ def test_a_sweep_ends_what_the_holder_left(device: DeviceShell, tmp_path: Path) 
     assert (done.returncode, done.stdout) == (3, f"qnnfarm-fence refused=4 {record_of(HOLDER)}\n")
 
 
-@pytest.mark.parametrize("lock", [True, False])
-def test_of_claims_at_the_same_time_the_greatest_stays(device: DeviceShell, *, lock: bool) -> None:
+def test_of_claims_at_the_same_time_the_greatest_stays(device: DeviceShell) -> None:
     asked = [11, 19, 12, 18, 13, 17]
-    bare = device if lock else device.without_tool("flock")
 
     def one(token: int) -> int:
-        return bare.run("fence.sh", device.work_root, "claim", str(token), HOLDER).returncode
+        return device.run("fence.sh", device.work_root, "claim", str(token), HOLDER).returncode
 
     with ThreadPoolExecutor(len(asked)) as threads:
         codes = dict(zip(asked, threads.map(one, asked), strict=True))
     assert codes[19] == 0
     assert set(codes.values()) <= {0, 3}
     assert tokens(device) == {"19"}
-
-
-def test_a_greater_claim_that_comes_between_two_looks_is_kept(device: DeviceShell) -> None:
-    # The trace's prompt is evaluated before each command: here it makes the file of another claim
-    # right after this one has looked at all others for the last time.
-    script, *arguments = device.command("fence.sh", device.work_root, "claim", "12", HOLDER)[1:]
-    prompt = (
-        """${raised:+$(case $raised$number${former+x} in 112) echo >"$fence/19-a1-n" ;; esac)}"""
-    )
-    subprocess.run(
-        [device.shell, "-x", script, *arguments],
-        env={**device.environment, "PS4": prompt},
-        capture_output=True,
-        timeout=200,
-        check=False,
-    )
-    assert "19" in tokens(device)
-    done = device.run("fence.sh", device.work_root, "claim", "19", HOLDER)
-    assert done.returncode == 0
-
-
-def test_a_claim_that_was_overtaken_ends_nothing_of_the_greater_one(
-    device: DeviceShell, tmp_path: Path
-) -> None:
-    """Its host may have died meanwhile, so that the device went to somebody else."""
-    fence = claim(device, 1)
-    at, go = tmp_path / "at", tmp_path / "go"
-    script, *arguments = device.command("fence.sh", device.work_root, "claim", "12", HOLDER)[1:]
-    # As soon as it holds the fence, and before it ends anything, it is held up.
-    stop = f"while [ ! -e {go} ]; do sleep 0.05; done"
-    prompt = f"${{ended:+$(case $ended in 0) [ -e {at} ] || {{ : >{at}; {stop}; }} ;; esac)}}"
-    late = subprocess.Popen(
-        [device.shell, "-x", script, *arguments],
-        env={**device.environment, "PS4": prompt},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(at.exists)
-    greater = subprocess.Popen(device.command("fence.sh", device.work_root, "claim", "19", HOLDER))
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it may wait for the other one
-        greater.wait(timeout=0.5)
-    if greater.returncode is None:
-        go.touch()
-    assert greater.wait(timeout=200) == 0
-    held = subprocess.Popen(
-        [device.shell, "-c", "sleep 64; :"],
-        env=device.environment | {"QNNFARM_MARKS": f"lease:{fence.id}.19-a1-n."},
-    )
-    try:
-        run_dir = device.make_run("of-the-greater")
-        go.touch()
-        late.wait(timeout=200)
-        assert run_dir.exists()
-        assert held.poll() is None
-    finally:
-        held.kill()
-        held.wait()
 
 
 def test_claims_of_a_new_device_at_the_same_time_agree_on_its_id(device: DeviceShell) -> None:

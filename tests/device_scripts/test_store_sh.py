@@ -94,7 +94,7 @@ def test_setup_names_a_missing_tool(device: DeviceShell, tmp_path: Path) -> None
         return device.with_tool(tool, f'case $* in *-*{option}*) exit 2 ;; esac\nreal "$@"')
 
     for lacking, reason in (
-        (device.without_tool("sort"), "the device has no sort"),
+        (device.without_tool("flock"), "the device has no flock"),
         (without_option("grep", "z"), "the device's grep has no option -z"),
         (without_option("find", "mmin"), "the device's find has no option -mmin"),
         (_hashing_with(device, ""), "the device has no sha256sum, toybox, openssl or python3"),
