@@ -326,46 +326,6 @@ class PerplexityResult:
         return standard_error([math.log(one) for one in self.windows])
 
 
-@dataclass(frozen=True)
-class TextVectors:
-    """Vectors of one text.
-
-    Attributes:
-        shape: `[1, embed]`, or `[tokens, embed]` of single tokens.
-        data: float32 values row by row, little-endian.
-        seconds: that it took.
-    """
-
-    shape: tuple[int, ...]
-    data: bytes
-    seconds: float
-
-    def array(self) -> "npt.NDArray[np.float32]":
-        """Return the values."""
-        import numpy as np
-
-        return np.frombuffer(self.data, "<f4").reshape(self.shape).astype(np.float32)
-
-
-OnVectors = Callable[[Sequence[TextVectors]], None]
-
-
-@dataclass(frozen=True)
-class EmbeddingResult:
-    """Embeddings of texts, in their order.
-
-    Attributes:
-        metrics: of the whole, by key of `harness.results.metrics`.
-        profile: the runtime's own record, as JSON.
-        trace: see `GenerationResult`.
-    """
-
-    vectors: tuple[TextVectors, ...]
-    metrics: Mapping[str, float]
-    profile: str = ""
-    trace: str = ""
-
-
 class Runtime(Protocol):
     """A model on a device.
 
@@ -471,24 +431,7 @@ class DecodesSteps(Protocol):
         ...
 
 
-@runtime_checkable
-class Embeds(Protocol):
-    """A runtime that embeds texts."""
-
-    def embed(
-        self, texts: Sequence[str], *, pooled: bool = True, on_vectors: OnVectors | None = None
-    ) -> EmbeddingResult:
-        """Embed texts one after another: a vector for each, or one for each of its tokens.
-
-        Args:
-            on_vectors: called now and then with the vectors of all texts so far.
-        """
-        ...
-
-
-Capability = type[
-    Generates | Converses | TakesChats | MeasuresSpeed | Scores | DecodesSteps | Embeds
-]
+Capability = type[Generates | Converses | TakesChats | MeasuresSpeed | Scores | DecodesSteps]
 Need = Capability | tuple[Capability, ...]
 """A capability, or several of which one will do."""
 _ABILITIES: Mapping[Capability, str] = MappingProxyType(
@@ -499,7 +442,6 @@ _ABILITIES: Mapping[Capability, str] = MappingProxyType(
         MeasuresSpeed: "measure its speed",
         Scores: "score texts",
         DecodesSteps: "tell the logits of decode steps",
-        Embeds: "embed texts",
     }
 )
 """Capabilities in words that follow "it can"."""

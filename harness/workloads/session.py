@@ -37,7 +37,6 @@ from harness.runtimes.base import (
     GenerationResult,
     Model,
     Need,
-    OnVectors,
     Runtime,
     RuntimeOptions,
     require,
@@ -166,14 +165,12 @@ class SessionOptions(RuntimeOptions):
         folder: base of a workload's relative paths.
         on_repetition: called after each repetition of a benchmark.
         on_rows: called after some rows of a task.
-        on_vectors: as `Embeds.embed` has it.
     """
 
     prepare: Prepare | None = None
     folder: Path = Path()
     on_repetition: OnRepetition | None = None
     on_rows: OnRows | None = None
-    on_vectors: OnVectors | None = None
 
 
 class Session(Closeable):

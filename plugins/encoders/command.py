@@ -3,7 +3,6 @@
 import io
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +21,10 @@ from harness.cli.arguments import (
 from harness.cli.recorded_session import open_recorded_session, print_from
 from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError, one_line
-from harness.runtimes.base import TextVectors
 from harness.runtimes.registry import open_model
 from harness.words import pluralize
 from harness.workloads.session import Session
+from plugins.encoders.text_encoder import TextVectors
 from plugins.encoders.workload import Embed, Embeddings, read_lines, split_lines
 
 _SHOWN_TEXT, _SHOWN_VALUES = 40, 4
@@ -95,8 +94,7 @@ def embed(
     find_reference(reference)
     shown = _Progress(workload.texts or (), output, prints=not json and reference is None)
     with open_recorded_session(model, options, command="embed", db=db) as (session, recording):
-        session.options = replace(session.options, on_vectors=shown.update)
-        embeddings = workload.run(session, recording).output
+        embeddings = workload.run(session, recording, shown.update).output
         longest = session.container.embedding_config.context_length
     for text, tokens in zip(embeddings.texts, embeddings.tokens, strict=True):
         if tokens > longest:

@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 
 from harness.errors import HostFileError, WrongUseError
 from harness.results.records import OutputCheck, WorkloadRecord
-from harness.runtimes.base import EmbeddingResult, Embeds, Model, Need
-from harness.runtimes.container_model import ContainerModel
+from harness.runtimes.base import Model
+from harness.runtimes.genie.runtime import GenieModel, GenieRuntime
 from harness.words import pluralize
 from harness.workloads.base import (
     UNRECORDED,
@@ -24,6 +24,7 @@ from harness.workloads.base import (
     summarize,
 )
 from harness.workloads.session import Session
+from plugins.encoders.text_encoder import EmbeddingResult, OnVectors, embed_texts, find_runner
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,34 +90,38 @@ class Embed(Workload):
             raise ValueError("`per_token`: a `reference` has one vector for a text")
         return self
 
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        """See `Workload.needs`."""
-        return (Embeds,)
-
     def check(self, model: Model) -> None:
         """See `Workload.check`."""
-        super().check(model)
-        if isinstance(model, ContainerModel):
-            _ = model.container.embedding_config
+        if not isinstance(model, GenieModel):
+            name = model.runtime.name
+            raise WrongUseError(f"the runtime {name} cannot embed texts: use the runtime genie")
+        _ = model.container.embedding_config
 
     def run(
-        self, session: Session, recording: Recording = UNRECORDED
+        self,
+        session: Session,
+        recording: Recording = UNRECORDED,
+        on_vectors: OnVectors | None = None,
     ) -> WorkloadResult[Embeddings]:
-        """Embed the texts in one process on the device, those of the reference first."""
-        runtime = session.require(Embeds)
+        """Embed the texts in one process on the device, those of the reference first.
+
+        Args:
+            on_vectors: as `embed_texts` has it.
+        """
+        runtime = session.runtime
+        if not isinstance(runtime, GenieRuntime):
+            raise WrongUseError(f"the runtime {runtime.name} cannot embed texts")
+        config = session.container.embedding_config.with_output(pooled=not self.per_token)
         texts = self.texts or read_lines(session.resolve(self.file or ""))
         tokens, references = self._on_host(session, texts)
         record = WorkloadRecord(
-            runner=session.runtime.runner(Embeds),
+            runner=find_runner(runtime),
             repetitions=len(texts),
             prompt=texts[0] if len(texts) == 1 else None,
             dataset_sha256=hashlib.sha256("\n".join(texts).encode()).hexdigest(),
         )
         with recording.start_if_stored(session, "embed", record) as recorder:
-            result = runtime.embed(
-                texts, pooled=not self.per_token, on_vectors=session.options.on_vectors
-            )
+            result = embed_texts(runtime, texts, config, on_vectors)
             cosines = tuple(
                 _cosine(vectors.array(), other)
                 for vectors, other in zip(result.vectors, references, strict=bool(references))

@@ -40,14 +40,11 @@ from harness.runtimes.base import (
     ConversationResult,
     Converses,
     DecodesSteps,
-    EmbeddingResult,
-    Embeds,
     Framing,
     Generates,
     GenerationRequest,
     GenerationResult,
     ModelRole,
-    OnVectors,
     PerplexityResult,
     RuntimeOptions,
     Scores,
@@ -286,7 +283,6 @@ _ASKED_IN_WORDS = frozenset({"spd", "ssd-q1", "eaglet"})
 _PROGRAMS: Mapping[Capability, tuple[str, ...]] = {
     Generates: ("genie-t2t-run", "genie_t2t_run.py"),
     Converses: ("genie-app", "genie_app.py"),
-    Embeds: ("genie-t2e-run", "genie_t2e_run.py"),
     Scores: (_SCORER,),
     DecodesSteps: (STEP_RUNNER,),
 }
@@ -330,7 +326,7 @@ def _lora_arguments(lora: Mapping[str, float], config: GenieConfig) -> list[str]
 
 _RUNNER_FILES = (
     "genie_api.py", "genie_app.py", "genie_app_script.py", "genie_embeddings.py",
-    "genie_logits.py", "genie_nodes.py", "genie_perplexity.py", "genie_t2e_run.py",
+    "genie_logits.py", "genie_nodes.py", "genie_perplexity.py",
     "genie_t2t_run.py", "genie_trace.py",
 )  # fmt: skip
 
@@ -358,6 +354,10 @@ def genie_bundle(container: GenAIContainer, abi: str) -> Bundle:
 class GenieRuntime(ContainerRuntime):
     """A container on a device, run by Genie; `Runtime` of all capabilities but `MeasuresSpeed`.
 
+    Attributes:
+        has_python: whether the device has Python, for programs of ours.
+        logging: options of a program for Genie's own log.
+
     Args:
         options: with a trace only where the device has Python.
     """
@@ -374,15 +374,15 @@ class GenieRuntime(ContainerRuntime):
     ) -> None:
         super().__init__(device, properties, container, options)
         self._origin = self.bundle.files["libGenie.so"].origin
-        self._has_python = PROGRAMS[0] not in self.bundle.files
+        self.has_python = PROGRAMS[0] not in self.bundle.files
         log_level = self.options.log_level
-        if log_level is None and self._has_python:
+        if log_level is None and self.has_python:
             log_level = "error"  # the SDK's program writes its log among Android's
-        self._logging = ["--log", log_level] if log_level else []
-        if self.options.trace and not self._has_python:
+        self.logging = ["--log", log_level] if log_level else []
+        if self.options.trace and not self.has_python:
             reason = "the SDK's genie-t2t-run writes no trace: leave out --trace"
             raise RuntimeChoiceError(device.serial, reason)
-        if container.metadata.op_packages and not self._has_python:
+        if container.metadata.op_packages and not self.has_python:
             reason = (
                 "the SDK's genie-t2t-run registers no op packages, which the container has; ours "
                 f"does, and needs Python: {NAMED}"
@@ -452,7 +452,7 @@ class GenieRuntime(ContainerRuntime):
         query = [flag, name]
         if request.fill_token_ids:
             check_depth(config)
-            if not self._has_python:
+            if not self.has_python:
                 reason = "the SDK's genie-t2t-run runs one query: a prompt has no depth there"
                 raise RuntimeChoiceError(self.device.serial, reason)
             inputs["fill.txt"] = " ".join(map(str, request.fill_token_ids))
@@ -464,11 +464,11 @@ class GenieRuntime(ContainerRuntime):
         clock = f"clock-{self._queries}.json"
         runner = self.runner(Generates)
         command = [*self._command(runner), "-c", "query_config.json", *query]
-        command += ["--profile", profile, *self._logging]
+        command += ["--profile", profile, *self.logging]
         trace = f"trace-{self._queries}.json"
         command += ["--trace", trace] if self._trace else []
         command += _lora_arguments(request.settings.lora or {}, config)
-        if self._has_python:
+        if self.has_python:
             command += ["--clock", clock]
         with self.sampling():
             outcome = folder.run(
@@ -481,7 +481,7 @@ class GenieRuntime(ContainerRuntime):
         several, most = config.dialog.multistream is not None, request.max_new_tokens
         timed, clocked = None, dict[str, float]()
         lacks_profile = lacks_figures(figures)
-        if self._has_python:
+        if self.has_python:
             timed = parse_clock(folder.read(clock), self.device.serial)
             clocked = timed.metrics(prompt_tokens) if lacks_profile else {}
         metrics = complete_figures(figures, clocked, self.device.serial)
@@ -520,24 +520,6 @@ class GenieRuntime(ContainerRuntime):
             )
         return words
 
-    def embed(
-        self, texts: Sequence[str], *, pooled: bool = True, on_vectors: OnVectors | None = None
-    ) -> EmbeddingResult:
-        """Embed texts."""
-        config = self._container.embedding_config.with_output(pooled=pooled)
-        runner = self.runner(Embeds)
-        if not self._has_python and runner.endswith(".py"):
-            reason = f"the SDK has no genie-t2e-run for it, and ours needs Python: {NAMED}"
-            raise RuntimeChoiceError(self.device.serial, reason)
-        folder = self.folder()
-        from harness.runtimes.genie.text_encoder import EncoderRun
-
-        run = EncoderRun(
-            self.device, folder, runner, self.limit_s, tuple(self._logging),
-            trace=self._trace, on_vectors=on_vectors,
-        )  # fmt: skip
-        return run.embed(texts, config)
-
     def converse(self, request: ConversationRequest) -> ConversationResult:
         """Hold conversations, by the runner of `genie-app` scripts."""
         config = framed(config_of(request.settings, self._container), request.framing)
@@ -556,8 +538,8 @@ class GenieRuntime(ContainerRuntime):
         folder.send({"query_config.json": config.to_json(), **script.inputs(), **state})
         runner = self.runner(Converses)
         command = [*self._command(runner), "-s", script.name]
-        if self._has_python:  # options of ours
-            command += [*self._logging, *(["--trace", "trace.json"] if self._trace else [])]
+        if self.has_python:  # options of ours
+            command += [*self.logging, *(["--trace", "trace.json"] if self._trace else [])]
         with self.sampling():
             turns = sum(len(each.turns) for each in request.conversations)
             timeout_s = self.limit_s(turns, request.max_new_tokens)
@@ -623,7 +605,7 @@ class GenieRuntime(ContainerRuntime):
         folder.send({**inputs, "query_config.json": config.to_json()})
         command = [*self._command(_SCORER), "-c", "query_config.json"]
         command += ["--ar", str(self._limit_of(role).prefill_ar), "--role", role, *adapters]
-        command += [*self._logging, *(["--trace", "traces.jsonl"] if self._trace else [])]
+        command += [*self.logging, *(["--trace", "traces.jsonl"] if self._trace else [])]
         # The tries of a window share its time.
         command += ["--timeout", f"{self.limit_s() / _TRIES:g}", "--retries", str(_TRIES - 1)]
         command += ["--out", "perplexity.json", "--window-files", *names]
@@ -654,7 +636,7 @@ class GenieRuntime(ContainerRuntime):
             self.device,
             folder,
             self.limit_s(new_tokens=most),
-            tuple(self._logging),
+            tuple(self.logging),
             trace=self._trace,
             command=self._command(STEP_RUNNER),
         )
@@ -664,7 +646,7 @@ class GenieRuntime(ContainerRuntime):
         return runner_command(runner, registrations(self._container.metadata.op_packages))
 
     def _require_python(self, runner: str) -> None:
-        if not self._has_python:
+        if not self.has_python:
             reason = f"{runner} needs Python, which Android has not: {NAMED}"
             raise RuntimeChoiceError(self.device.serial, reason)
 
@@ -692,7 +674,7 @@ class GenieRuntime(ContainerRuntime):
 
     def _parse_ids(self, printed: str) -> tuple[int, ...] | None:
         """Return the ids of an answer to token ids; the SDK does not document its output."""
-        if not self._has_python and not IDS.fullmatch(printed):
+        if not self.has_python and not IDS.fullmatch(printed):
             return None
         return parse_ids(printed, self._container.genie_config, self.device.serial)
 

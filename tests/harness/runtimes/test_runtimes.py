@@ -17,7 +17,6 @@ from harness.runtimes import registry
 from harness.runtimes.base import (
     Converses,
     DecodesSteps,
-    Embeds,
     Generates,
     MeasuresSpeed,
     Scores,
@@ -42,7 +41,7 @@ def test_an_unknown_runtime_is_named_with_those_there_are(script: Path) -> None:
 
 
 def test_capabilities_show_from_methods_before_there_is_a_device() -> None:
-    require(GenieRuntime, (Generates, Converses, Scores, DecodesSteps, Embeds))
+    require(GenieRuntime, (Generates, Converses, Scores, DecodesSteps))
     require(StopwatchRuntime, [(Generates, MeasuresSpeed)])
     with pytest.raises(WrongUseError, match="runtime genie cannot measure its speed"):
         require(GenieRuntime, [MeasuresSpeed])

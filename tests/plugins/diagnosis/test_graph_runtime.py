@@ -20,7 +20,6 @@ from harness.errors import (
 )
 from harness.runtimes.base import (
     Converses,
-    Embeds,
     Generates,
     GenerationRequest,
     RuntimeOptions,
@@ -162,7 +161,7 @@ def test_the_model_says_what_it_does_not_do(tiny_bundle: Path) -> None:
     with pytest.raises(PromptTooLongError):
         model.check_dialog(DialogSettings(), 8, 8, depth_tokens=180)
     assert issubclass(model.runtime, Generates)
-    assert not issubclass(model.runtime, (Converses, Embeds))
+    assert not issubclass(model.runtime, Converses)
 
 
 def test_an_encoder_and_a_device_without_python_are_refused(

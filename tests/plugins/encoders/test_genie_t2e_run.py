@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from device_scripts import genie_t2e_run
+from plugins.encoders.on_device import genie_t2e_run
 
 if TYPE_CHECKING:
     from device_scripts import genie_api

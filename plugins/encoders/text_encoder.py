@@ -6,18 +6,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.container.text_embedding import TextEmbeddingConfig
 from buildlib.validation import first_fault
 from harness.devices.device import Device
-from harness.errors import DeviceError, RunnerError, RuntimeOutputError
-from harness.runtimes.base import EmbeddingResult, OnVectors, TextVectors
+from harness.errors import DeviceError, RunnerError, RuntimeChoiceError, RuntimeOutputError
+from harness.runtimes.bundles.sources import NAMED
 from harness.runtimes.deployed import RunFolder, runner_command
 from harness.runtimes.genie.output import parse_trace
+from harness.runtimes.genie.runtime import GenieRuntime
 
+SDK_RUNNER, RUNNER = "genie-t2e-run", "genie_t2e_run.py"
+_SCRIPTS = Path(__file__).with_name("on_device")
 CONFIG, OUTPUT, SUMMARY, PROFILE = "query_config.json", "output.raw", "summary.json", "profile.json"
 _PROMPTS = "prompts.json"
 _PROMPT = "prompt.txt"
@@ -51,6 +57,72 @@ class _Embedded(BaseModel):
 
 
 @dataclass(frozen=True)
+class TextVectors:
+    """Vectors of one text.
+
+    Attributes:
+        shape: `[1, embed]`, or `[tokens, embed]` of single tokens.
+        data: float32 values row by row, little-endian.
+        seconds: that it took.
+    """
+
+    shape: tuple[int, ...]
+    data: bytes
+    seconds: float
+
+    def array(self) -> npt.NDArray[np.float32]:
+        """Return the values."""
+        return np.frombuffer(self.data, "<f4").reshape(self.shape).astype(np.float32)
+
+
+OnVectors = Callable[[Sequence[TextVectors]], None]
+
+
+@dataclass(frozen=True)
+class EmbeddingResult:
+    """Embeddings of texts, in their order.
+
+    Attributes:
+        metrics: of the whole, by key of `harness.results.metrics`.
+        profile: the runtime's own record, as JSON.
+        trace: see `GenerationResult`.
+    """
+
+    vectors: tuple[TextVectors, ...]
+    metrics: Mapping[str, float]
+    profile: str = ""
+    trace: str = ""
+
+
+def embed_texts(
+    runtime: GenieRuntime,
+    texts: Sequence[str],
+    config: TextEmbeddingConfig,
+    on_vectors: OnVectors | None = None,
+) -> EmbeddingResult:
+    """Embed texts one after another by Genie: a vector for each, or one for each of its tokens.
+
+    Args:
+        config: of the container, pooled or not.
+        on_vectors: called now and then with the vectors of all texts so far.
+    """
+    runner = find_runner(runtime)
+    if not runtime.has_python and runner == RUNNER:
+        reason = f"the SDK has no {SDK_RUNNER} for it, and ours needs Python: {NAMED}"
+        raise RuntimeChoiceError(runtime.device.serial, reason)
+    run = EncoderRun(
+        runtime.device, runtime.folder(), runner, runtime.limit_s, tuple(runtime.logging),
+        trace=runtime.options.trace, on_vectors=on_vectors,
+    )  # fmt: skip
+    return run.embed(texts, config)
+
+
+def find_runner(runtime: GenieRuntime) -> str:
+    """Return the SDK's program where it is, else ours."""
+    return SDK_RUNNER if SDK_RUNNER in runtime.bundle.files else RUNNER
+
+
+@dataclass(frozen=True)
 class EncoderRun:
     """Runs an encoder in a run folder.
 
@@ -59,7 +131,7 @@ class EncoderRun:
         limit_s: the time limit of a process, by the number of its texts.
         logging: options of the runner for Genie's own log.
         trace: whether our runner writes a trace.
-        on_vectors: as `Embeds.embed` has it.
+        on_vectors: as `embed_texts` has it.
     """
 
     device: Device
@@ -73,7 +145,8 @@ class EncoderRun:
     def embed(self, texts: Sequence[str], config: TextEmbeddingConfig) -> EmbeddingResult:
         """Embed texts one after another."""
         self.folder.send({CONFIG: config.to_json()})
-        if self.runner.endswith(".py"):
+        if self.runner == RUNNER:
+            self.folder.send({RUNNER: _SCRIPTS.joinpath(RUNNER).read_text(encoding="utf-8")})
             return self._embed_together(texts)
         vectors: list[TextVectors] = []
         for text in texts:

@@ -11,8 +11,7 @@ import pytest
 
 from buildlib.container.text_embedding import EncoderContext, text_embedding
 from harness.errors import RunnerError, RuntimeOutputError
-from harness.runtimes.base import OnVectors
-from harness.runtimes.genie.text_encoder import EncoderRun
+from plugins.encoders.text_encoder import EncoderRun, OnVectors
 
 if TYPE_CHECKING:
     from harness.devices.device import Device
