@@ -90,11 +90,7 @@ def test_version_1_is_read(tmp_path: Path) -> None:
     [
         (4, struct.pack("<I", 77), "no type 77"),
         (8, struct.pack("<Q", 5), "5 bytes for uint8"),
-        (16, struct.pack("<Q", 10), "before the end of the table"),
         (16, struct.pack("<Q", 1 << 60), "after the end of the file"),
-        (24, struct.pack("<Q", 17), "17 dimensions"),
-        (32, struct.pack("<i", -1), "shape is [-1]"),
-        (96, b"\xff", "not UTF-8"),
         (96, b"\0", "no name"),
         (96, f"{_Q}.weight\0".encode(), "has its name"),
         (16, struct.pack("<Q", 532 + 352 * 10), f"overlaps '{_Q}.weight'"),
@@ -123,23 +119,6 @@ def test_a_changed_header_or_table_is_refused_or_reads_within_the_file(
     except InputFileError:
         return
     assert all(array.nbytes == file.tensors[name].n_bytes for name, array in _loaded(file).items())
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        Tensor.of("x" * 257, np.zeros(1)),
-        Tensor.of("", np.zeros(1, np.float32)),
-        Tensor.of("double", np.zeros(1)),
-        Tensor.of("deep", np.zeros((1,) * 17, np.float32)),
-    ],
-)
-def test_what_the_format_cannot_hold_is_refused_and_writes_nothing(
-    tmp_path: Path, tensor: Tensor
-) -> None:
-    with pytest.raises(InputFileError):
-        write_parameters(tmp_path / "a.mllm", [tensor])
-    assert not list(tmp_path.iterdir())
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

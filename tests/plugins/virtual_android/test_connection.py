@@ -1,7 +1,5 @@
 """Authentication, and peers that violate the protocol."""
 
-import asyncio
-import contextlib
 import os
 import socket
 import struct
@@ -10,23 +8,16 @@ from pathlib import Path
 
 import adbutils
 import pytest
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import padding, rsa
-from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import address_from
 from harness.errors import DeviceUnauthorizedError
-from plugins.virtual_android.connection import DaemonConnection, Service
 from plugins.virtual_android.device_type import connect
 from plugins.virtual_android.manager import VirtualDevice
-from plugins.virtual_android.protocol import HEADER_SIZE, AdbCommand
-from plugins.virtual_android.stream import Stream
+from plugins.virtual_android.protocol import AdbCommand
 from tests.plugins.virtual_android.helpers import Adb, pack_message
 from tests.private_adb import private_variables
-from tests.waiting import PATIENCE_S, wait_for
+from tests.waiting import wait_for
 
 _VERSION = 0x01000001
 _U32 = 0xFFFFFFFF
@@ -150,91 +141,3 @@ def test_only_loopback_listens(device: VirtualDevice) -> None:
             if state == "0A" and int(local.rpartition(":")[2], 16) == port:
                 listening.append(local.rpartition(":")[0])
     assert listening == ["0100007F"]
-
-
-_KEY = rsa.generate_private_key(65537, 2048)
-
-
-class _Peer:
-    """An adb server's end of a connection to a device without anything on it."""
-
-    def __init__(self) -> None:
-        self.lost = asyncio.Event()
-        self.device = DaemonConnection(
-            "device::", lambda: [_KEY.public_key()], self._open, self._forget
-        )
-
-    def _forget(self, _: DaemonConnection) -> None:
-        self.lost.set()
-
-    def _open(self, _: DaemonConnection, name: bytes) -> Service | None:
-        return self._echo if name == b"echo:" else None
-
-    async def _echo(self, stream: Stream) -> None:
-        while data := await stream.read():
-            await stream.write(data)
-
-
-_IDS = st.sampled_from([0, 1, 2, 3, 7, 0xFFFFFFFF])
-_ORDERS = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just(AdbCommand.OPEN), _IDS, _IDS, st.sampled_from([b"echo:\0", b"\0", b"x:"])
-        ),
-        st.tuples(st.sampled_from(list(AdbCommand)), _IDS, _IDS, st.binary(max_size=40)),
-    ),
-    max_size=25,
-)
-
-
-@given(_ORDERS, st.binary(max_size=30))
-def test_an_owner_who_does_not_keep_to_the_protocol_leaves_nothing_behind(
-    orders: list[tuple[AdbCommand, int, int, bytes]], garbage: bytes
-) -> None:
-    async def play() -> None:
-        loop = asyncio.get_running_loop()
-        failures: list[object] = []
-        loop.set_exception_handler(lambda _, context: failures.append(context))
-        peer = _Peer()
-        near, far = _connected()
-        with near:
-            await loop.connect_accepted_socket(lambda: peer.device, far)
-            await loop.sock_sendall(
-                near, pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::")
-            )
-            head = await _receive(near, HEADER_SIZE + 20)
-            token = head[HEADER_SIZE:]
-            signature = _KEY.sign(token, padding.PKCS1v15(), Prehashed(hashes.SHA1()))  # noqa: S303
-            await loop.sock_sendall(near, pack_message(AdbCommand.AUTH, 2, 0, signature))
-            await _receive(near, HEADER_SIZE)
-            assert peer.device.online
-            with contextlib.suppress(OSError):
-                for order in orders:
-                    await loop.sock_sendall(near, pack_message(*order))
-                await loop.sock_sendall(near, garbage)
-        async with asyncio.timeout(PATIENCE_S):
-            await peer.lost.wait()
-            await peer.device.wait_for_services()
-        await asyncio.sleep(0)
-        assert not peer.device._streams
-        assert not peer.device._tasks
-        assert not failures
-
-    asyncio.run(play())
-
-
-def _connected() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = socket.create_connection(listener.getsockname())
-        far, _ = listener.accept()
-    near.setblocking(False)
-    return near, far
-
-
-async def _receive(near: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = await asyncio.get_running_loop().sock_recv(near, count - len(data))
-        assert part
-        data += part
-    return data

@@ -10,8 +10,6 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.errors import VirtualDeviceError
 from plugins.virtual_android import manager
@@ -66,25 +64,6 @@ def test_adb_forward_does_not_reach_it(device: VirtualDevice, on_device: Adb) ->
         on_device("forward", "--remove", f"tcp:{port}")
     assert manager.control(device.name).faults() == ()
     on_device("shell", "rm $TMPDIR/link")
-
-
-_PLAIN = st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=20)
-_JSON = _PLAIN | st.lists(_PLAIN, max_size=3) | st.dictionaries(st.text(max_size=8), _PLAIN)
-
-
-@given(
-    _JSON
-    | st.fixed_dictionaries(
-        {"do": st.sampled_from(["inject", "heat", "faults", "clear", "boo"])},
-        optional={"faults": _JSON, "changes": _JSON},
-    )
-)
-def test_garbage_is_answered_with_an_error(
-    device: VirtualDevice, request_: dict[str, object]
-) -> None:
-    with contextlib.suppress(VirtualDeviceError):
-        ask(device.name, device.root.parent, request_)
-    assert manager.control(device.name).faults() == ()
 
 
 def test_a_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
