@@ -1,15 +1,15 @@
 """Encodings files: load any known format and save one, with one-line errors for broken files."""
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from buildlib.encodings import aimet_0_6_1, aimet_1_0_0, aimet_2_0_0
+from buildlib.encodings import aimet_1_0_0
 from buildlib.encodings.json_fields import Json, MalformedError, shown
 from buildlib.encodings.model import Encodings
+from buildlib.entry_points import entry_modules, entry_names, load_entry
 from buildlib.error_base import one_line
 from buildlib.errors import EncodingsError
 from buildlib.files import atomic_write_bytes, check_file
@@ -18,14 +18,10 @@ from buildlib.validation import first_fault
 _MAX_FILE_BYTES = 1 << 30
 
 
-_READERS: Mapping[str, Callable[[Json], Encodings]] = {
-    "0.5.0": aimet_0_6_1.read,
-    "0.6.1": aimet_0_6_1.read,
-    "1.0.0": aimet_1_0_0.read,
-    "2.0.0": aimet_2_0_0.read,
-    "2.1.0": aimet_2_0_0.read,
-}
-"""Of AIMET's formats by their version; they raise `MalformedError` or `ValidationError`."""
+OWN = "1.0.0"
+"""AIMET's format that stages write and read."""
+DOOR = "encodings"
+"""Entry points of its other formats by their version: functions as `aimet_1_0_0.read`."""
 
 
 def load_encodings(path: Path) -> Encodings:
@@ -37,15 +33,22 @@ def load_encodings(path: Path) -> Encodings:
     """
     data = _parse(path)
     version = data.get("version") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or not isinstance(version, str) or version not in _READERS:
-        reason = f"its version is {shown(version)}; known are {', '.join(_READERS)}"
+    known = sorted((OWN, *entry_names(DOOR)))
+    if not isinstance(data, dict) or not isinstance(version, str) or version not in known:
+        reason = f"its version is {shown(version)}; known are {', '.join(known)}"
         raise EncodingsError(str(path), reason)
     try:
-        return _READERS[version](data)
+        found: Encodings = (aimet_1_0_0.read if version == OWN else load_entry(DOOR, version))(data)
     except MalformedError as error:
         raise EncodingsError(str(path), str(error)) from error
     except ValidationError as error:
         raise EncodingsError(str(path), one_line(str(first_fault(error)))) from error
+    return found
+
+
+def format_modules() -> tuple[str, ...]:
+    """Return the modules whose code decides how encodings of users are read."""
+    return entry_modules(DOOR, entry_names(DOOR))
 
 
 def save_encodings(encodings: Encodings, path: Path) -> Path:

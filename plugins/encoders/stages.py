@@ -18,14 +18,15 @@ from buildlib.checkpoint.tokenizer import untrimmed_file
 from buildlib.container.manifest import GraphsRecord, ModelRecord, binary_name, plain_name
 from buildlib.container.text_embedding import EncoderContext, TextEmbeddingConfig, text_embedding
 from buildlib.container.writer import ContainerContents, htp_config, write_container
-from buildlib.encodings.files import load_encodings, save_encodings
+from buildlib.encodings.files import format_modules, load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
+from buildlib.entry_points import entry_modules
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import load_model
 from buildlib.graph.values import static_shape
 from buildlib.numerics.transformers import installed_versions
 from buildlib.quantize.bitwidths import Bitwidths
-from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.options import DOOR, QuantizationOptions
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.recipe import encodings_from_ranges
 from buildlib.quantize.summary import summarize_quantization
@@ -152,6 +153,11 @@ class QuantizeEncoder(CachedStage):
         files = self.model.files
         encodings = [files[ENCODINGS_FILE]] if ENCODINGS_FILE in files else []
         return (self.imported.hash, files[TOKENIZER_FILE], *encodings)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        techniques = entry_modules(DOOR, self.quantization.weight_techniques)
+        return *super().modules, *format_modules(), *techniques
 
     def run(self, folder: Path) -> None:
         export, source = self.model.export, self.source

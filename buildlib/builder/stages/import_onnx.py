@@ -13,7 +13,7 @@ from buildlib.cache.key import text_sha256
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.checkpoint.tokenizer import check_tokenizer, write_configuration
-from buildlib.encodings.files import load_encodings, save_encodings
+from buildlib.encodings.files import format_modules, load_encodings, save_encodings
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import external_tensors, link_into, load_model
 from buildlib.graph.shape import GraphShape
@@ -55,7 +55,7 @@ class ImportOnnx(CachedStage):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        return *super().modules, *reader_modules()
+        return *super().modules, *reader_modules(), *format_modules()
 
     def run(self, folder: Path) -> None:
         source = self.export

@@ -16,6 +16,7 @@ from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encoding, Encodings, EncType
 from buildlib.errors import EncodingsError
 from tests.fuzz.mutations import change_json
+from tests.system import is_here
 
 LEGACY: dict[str, Any] = {
     "version": "0.6.1",
@@ -77,7 +78,8 @@ LATEST: dict[str, Any] = {
     ],
 }  # fmt: skip
 
-EXAMPLES = (LEGACY, LISTS, ONNX_LIKE, LATEST)
+OTHERS = pytest.mark.needs("plugins.onnx_exports")
+EXAMPLES = (LEGACY, LISTS, ONNX_LIKE, LATEST) if is_here("plugins.onnx_exports") else (LISTS,)
 FACTORS = bytes([3, 5, 11, 9, 7, 16])
 
 
@@ -87,6 +89,7 @@ def load(folder: Path, data: object) -> Encodings:
     return load_encodings(path)
 
 
+@OTHERS
 def test_0_6_1_has_lists_by_name(tmp_path: Path) -> None:
     found = load(tmp_path, LEGACY).by_name()
     assert (found["x"].bw, found["x"].offset, found["x"].is_sym) == (8, (-114,), False)
@@ -95,6 +98,7 @@ def test_0_6_1_has_lists_by_name(tmp_path: Path) -> None:
     assert found["w"].is_sym
 
 
+@OTHERS
 def test_2_0_0_says_the_same_as_quantize_linear(tmp_path: Path) -> None:
     found = load(tmp_path, ONNX_LIKE).by_name()
     assert (found["x"].offset, found["x"].is_sym) == ((-41,), False)
@@ -110,12 +114,14 @@ def test_2_0_0_says_the_same_as_quantize_linear(tmp_path: Path) -> None:
         assert encoding.per_block_int_scale == FACTORS
 
 
+@OTHERS
 def test_lpbq_is_the_same_in_every_format_that_has_it(tmp_path: Path) -> None:
     found = [load(tmp_path, data).by_name()["w"] for data in (LISTS, ONNX_LIKE, LATEST)]
     assert found[1] == found[2]
     assert found[0] == found[1].model_copy(update={"axis": None, "block_axis": None})
 
 
+@OTHERS
 @pytest.mark.parametrize(
     ("example", "changes", "said"),
     [
@@ -172,6 +178,7 @@ def test_a_contradiction_names_file_and_tensor(
     assert "\n" not in str(caught.value)
 
 
+@OTHERS
 def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     path, lists, legacy = tmp_path / "e", json.dumps(LISTS), json.dumps(LEGACY)
     cell = json.dumps(LEGACY["activation_encodings"]["x"])
@@ -261,6 +268,7 @@ def loaded_or_refused(path: Path) -> Encodings | str:
         return str(error)
 
 
+@OTHERS
 def test_rows_of_channels_and_blocks(tmp_path: Path) -> None:
     found = load(tmp_path, ONNX_LIKE).by_name() | {"v": load(tmp_path, LISTS).by_name()["v"]}
     assert found["x"].rows(0, 5) is found["x"]
