@@ -59,6 +59,7 @@ def kv8(outliers: CacheEntry) -> tuple[Path, LossRecord, dict[str, int]]:
     return folder, *complete(outliers, folder, kv_bits=8)
 
 
+@pytest.mark.variant
 def test_the_loss_is_that_of_the_quantized_model_and_names_its_remedies(
     outliers: CacheEntry, kv8: tuple[Path, LossRecord, dict[str, int]], tmp_path: Path
 ) -> None:

@@ -195,7 +195,7 @@ _SEEN = {"mrope_section": [16, 24, 24], "time_step": 50, "spatial_merge_size": 2
 _SWITCHING: Changes = {f"{HTP}/enable-graph-switching": True}
 _INTEGERS = ("ufixed8", "ufixed16", "sfixed8", "sfixed16")
 
-_DIALOGS: dict[str, Changes] = {
+DIALOGS: dict[str, Changes] = {
     "dialog basic": {},
     "dialog ssd-q1": _SSD,
     "dialog ssd-q1 with n-streams": _SSD | _STREAMED,
@@ -393,11 +393,11 @@ EXTENSIONS = Configuration(
 
 def configurations() -> list[Configuration]:
     """All that Genie's parsers judge."""
-    dialogs = {name: changed(DIALOG, **changes) for name, changes in _DIALOGS.items()}
+    dialogs = {name: changed(DIALOG, **changes) for name, changes in DIALOGS.items()}
     encoders = {name: changed(ENCODER, **changes) for name, changes in _ENCODERS.items()}
     return [
         *(
-            Configuration(n, each, _like(each) if _DIALOGS[n] else None)
+            Configuration(n, each, _like(each) if DIALOGS[n] else None)
             for n, each in dialogs.items()
         ),
         *(

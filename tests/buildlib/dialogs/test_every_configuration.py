@@ -16,43 +16,42 @@ from buildlib.embedding.config import TABLE_FILE
 from buildlib.embedding.extraction import EmbeddingExtraction
 from buildlib.embedding.table import write_table
 from buildlib.graph.files import link_into
-from tests.buildlib.container.genie_configurations import EXTENSIONS, changed
+from tests.buildlib.container.genie_configurations import (
+    DIALOGS,
+    EXTENSIONS,
+    HTP,
+    POSITIONS,
+    Changes,
+    changed,
+)
 from tests.buildlib.dialogs.genie_lab import RUNNER, GenieLab, ask, run_genie
 
 pytestmark = pytest.mark.slow
 
 FEATURES = Path(__file__).with_name("genie_features.py")
-HTP = "dialog/engine/backend/QnnHtp"
-POSITIONS = "dialog/engine/model/positional-encoding"
 SCALING = f"{POSITIONS}/rope-scaling"
-SAMPLER = "dialog/sampler"
 WINDOW = {
     "version": 1, "type": "sliding-window", "reserved-tokens": 4,
     "sliding-window": {"version": 1, "window-size": 64},
 }  # fmt: skip
-LLAMA3 = {
-    "rope-type": "llama3", "factor": 8.0, "low-freq-factor": 1.0, "high-freq-factor": 4.0,
-    "original-max-position-embeddings": 8192,
-}  # fmt: skip
-PENALTY = {"version": 1, "penalize-last-n": 64, "repetition-penalty": 1.1}
-RUNS: dict[str, dict[str, object]] = {
-    "dialog basic": {},
+AS_DOCUMENTED = (
+    "dialog basic", "sampler basic", "sampler greedy", "sampler with token-penalty",
+    "sampler of Genie's own defaults", "rope-scaling default", "rope-scaling linear",
+    "rope-scaling llama3", "positional-encoding none", "QnnHtp data-alignment-size",
+    "QnnHtp kv-update-method POINTER_SHIFT", "QnnHtp kv-update-method SHIFT_CONCAT",
+    "QnnHtp kv-update-method SMART_MASK", "QnnHtp kv-update-method NATIVE_KV",
+)  # fmt: skip
+RUNS: dict[str, Changes] = {
+    **{name: DIALOGS[name] for name in AS_DOCUMENTED},
     "context with eot, pad, n-embd, several eos": {
         "dialog/context/eos-token": [1, 2],
         "dialog/context/eot-token": 4,
         "dialog/context/pad-token": 1,
         "dialog/context/n-embd": 144,
     },
-    "sampler basic": {SAMPLER: {"version": 1, "type": "basic", "greedy": False}},
-    "sampler greedy": {SAMPLER: {"version": 1, "greedy": True, "top-k": 1}},
-    "sampler with token-penalty": {f"{SAMPLER}/token-penalty": PENALTY},
-    "sampler of Genie's own defaults": {SAMPLER: {"version": 1}},
     "positions of QnnHtp": {
         POSITIONS: ..., f"{HTP}/pos-id-dim": 12, f"{HTP}/rope-theta": 10000.0,
     },
-    "rope-scaling default": {SCALING: {"rope-type": "default"}},
-    "rope-scaling linear": {SCALING: {"rope-type": "linear", "factor": 4.0}},
-    "rope-scaling llama3": {SCALING: LLAMA3},
     "rope-scaling longrope": {
         SCALING: {
             "rope-type": "longrope",
@@ -63,18 +62,10 @@ RUNS: dict[str, dict[str, object]] = {
     "rope-scaling proportional": {
         SCALING: {"rope-type": "proportional", "factor": 1.0, "partial-rotary-factor": 1.0}
     },
-    "rope-scaling qwen2vl-mrope": {
-        SCALING: {"rope-type": "qwen2vl-mrope", "mrope-section": [4, 4, 4]}
+    **{
+        f"rope-scaling {kind}": {SCALING: {"rope-type": kind, "mrope-section": [4, 4, 4]}}
+        for kind in ("qwen2vl-mrope", "qwen3vl-mrope")
     },
-    "rope-scaling qwen3vl-mrope": {
-        SCALING: {"rope-type": "qwen3vl-mrope", "mrope-section": [4, 4, 4]}
-    },
-    "positional-encoding none": {POSITIONS: {"type": "none"}},
-    "QnnHtp data-alignment-size": {f"{HTP}/data-alignment-size": 64},
-    "QnnHtp kv-update-method POINTER_SHIFT": {f"{HTP}/kv-update-method": "POINTER_SHIFT"},
-    "QnnHtp kv-update-method SHIFT_CONCAT": {f"{HTP}/kv-update-method": "SHIFT_CONCAT"},
-    "QnnHtp kv-update-method SMART_MASK": {f"{HTP}/kv-update-method": "SMART_MASK"},
-    "QnnHtp kv-update-method NATIVE_KV": {f"{HTP}/kv-update-method": "NATIVE_KV"},
     "longcontext sliding-window": {
         "dialog/engine/longcontext": WINDOW, "dialog/context/size": 400,
     },
