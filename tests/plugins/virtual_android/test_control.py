@@ -1,7 +1,6 @@
 """Peers of the control socket: the user, processes of the device, garbage."""
 
 import asyncio
-import contextlib
 import json
 import os
 import shlex
@@ -46,24 +45,6 @@ def test_processes_on_the_device_are_refused(device: VirtualDevice, on_device: A
     wait = "until [ -s $TMPDIR/got ]; do sleep 0.1; done; cat $TMPDIR/got; rm $TMPDIR/got"
     assert on_device("shell", wait).stdout == b"got b''\n"
     assert manager.control(device.name).faults() == ()
-
-
-def test_adb_forward_does_not_reach_it(device: VirtualDevice, on_device: Adb) -> None:
-    path = device.root.parent / "control.sock"
-    link = "/data/local/tmp/link"
-    on_device("shell", f"ln -sf {shlex.quote(str(path.parent))} $TMPDIR/link")
-    for remote in (str(path), f"{link}/control.sock"):
-        done = on_device("forward", "tcp:0", f"localfilesystem:{remote}")
-        port = int(done.stdout)
-        with (
-            socket.create_connection(("127.0.0.1", port), timeout=200) as client,
-            contextlib.suppress(ConnectionResetError, BrokenPipeError),
-        ):
-            client.sendall(b'{"do": "inject", "faults": ["stall"]}\n')
-            assert client.recv(100) == b""
-        on_device("forward", "--remove", f"tcp:{port}")
-    assert manager.control(device.name).faults() == ()
-    on_device("shell", "rm $TMPDIR/link")
 
 
 def test_a_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

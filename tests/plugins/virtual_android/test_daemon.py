@@ -1,14 +1,11 @@
 """The process of a device: its port, neighbours, leftovers after `kill -9`, and log sizes."""
 
-import base64
 import contextlib
 import json
 import logging
 import os
-import secrets
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +17,8 @@ from plugins.virtual_android import events, folder, manager, outside
 from plugins.virtual_android.faults import parse_fault
 from plugins.virtual_android.host import hosted_control, hosted_devices
 from plugins.virtual_android.manager import VirtualDevice
-from plugins.virtual_android.protocol import AdbCommand
-from tests.plugins.virtual_android.helpers import Adb, RunAndLose, new_marker, pack_message, running
+from tests.plugins.virtual_android.helpers import Adb, RunAndLose, new_marker, running
 from tests.waiting import is_alive, wait_for
-
-_VERSION = 0x01000001
 
 
 def _port(serial: str) -> int:
@@ -118,23 +112,6 @@ def test_leftovers_of_a_killed_device_are_killed_at_its_next_start(
     manager.remove("phoenix")
 
 
-def test_a_copied_folder_does_not_touch_the_device_that_it_was_copied_from(
-    tmp_path: Path, adb: Adb, connect: Callable[[str], None]
-) -> None:
-    marker = new_marker()
-    with hosted_devices(1, "SM8750", tmp_path / "one", unconfined=True) as [serial]:
-        connect(serial)
-        adb("-s", serial, "shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
-        wait_for(lambda: len(running(marker)) == 1)
-        copy = tmp_path / "two" / "h000"
-        copy.mkdir(parents=True)
-        (copy / "device.json").write_bytes((tmp_path / "one/h000/device.json").read_bytes())
-        with hosted_devices(1, "SM8750", tmp_path / "two", unconfined=True):
-            assert running(marker)
-    assert not running(marker)
-    adb("disconnect", serial)
-
-
 def test_a_damaged_record_does_not_hide_a_process(home: Path) -> None:
     device = manager.start("hurt", "SM8750")
     (home / "devices" / "hurt" / "device.json").write_text("{")
@@ -197,21 +174,3 @@ def test_the_log_keeps_its_end(tmp_path: Path) -> None:
     numbers = [int(line.split()[0]) for line in lines]
     assert numbers == list(range(9000 - len(numbers), 9000))
     assert len(numbers) > 1500
-
-
-def test_a_stranger_cannot_fill_the_log(device: VirtualDevice) -> None:
-    key = _android_key() + b" stranger@somewhere\0"
-    greeting = pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::")
-    before = device.log_path.stat().st_size
-    with socket.create_connection(("127.0.0.1", _port(device.serial)), timeout=10) as peer:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            peer.sendall(greeting + 2000 * pack_message(AdbCommand.AUTH, 3, 0, key))
-        with contextlib.suppress(ConnectionResetError):
-            while peer.recv(65536):
-                pass
-    assert device.log_path.stat().st_size - before < 20_000
-
-
-def _android_key() -> bytes:
-    modulus = (1 << 2047 | secrets.randbits(2046)).to_bytes(256, "little")
-    return base64.b64encode(struct.pack("<II256s256sI", 64, 0, modulus, bytes(256), 65537))

@@ -228,20 +228,6 @@ def test_two_readings_in_a_row_agree(warm: VirtualDevice, shell: Shell) -> None:
     assert 0 < most < 1.5 * (os.cpu_count() or 1)
 
 
-def test_a_device_that_loses_its_sysfs_gets_it_back(warm: VirtualDevice, shell: Shell) -> None:
-    manager.control(warm.name).heat(temperature_c=60)
-    zone = "cat $QNNFARM_SYS_ROOT/class/thermal/thermal_zone0/temp"
-    assert int(shell(zone)) > 50_000
-    shell("rm -rf $QNNFARM_SYS_ROOT")
-    wait_for(lambda: shell(zone).strip().isdigit())
-    assert int(shell(zone)) > 50_000
-    governor = f"$QNNFARM_SYS_ROOT/{_CPU0}/scaling_governor"
-    shell(f"rm -f {governor}; mkfifo {governor}; sleep 0.3")
-    assert shell("echo alive") == "alive\n"
-    manager.control(warm.name).heat(temperature_c=70)
-    assert int(shell(zone)) > 60_000
-
-
 def _same_twice(read: Callable[[], str]) -> bool:
     first = read()
     time.sleep(0.4)

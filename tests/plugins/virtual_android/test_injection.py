@@ -260,16 +260,6 @@ def _cut_power(device: VirtualDevice, adb: Adb, run_and_lose: RunAndLose) -> Non
     wait_for(lambda: _answers(device, adb))
 
 
-@pytest.mark.usefixtures("on_struck")
-def test_a_power_cut_during_a_reboot_is_one(
-    struck: VirtualDevice, run_and_lose: RunAndLose
-) -> None:
-    _inject(struck, "reboot:when=run", "power:after=0.5,off=inf,when=run")
-    run_and_lose(struck.serial, _RUN)
-    wait_for(lambda: manager.control(struck.name).events()[-1].kind == "off")
-    manager.control(struck.name).power_on()
-
-
 class StallRecorder:
     """Effects that only record a stall."""
 
