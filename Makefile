@@ -61,7 +61,7 @@ options:
 
 # SSD and Eaglet against plain decoding, over prompts, turns and adapters; half an hour.
 speculation:
-	$(PYTHON) -m pytest -n 0 -m slow tests/suites/test_speculation.py tests/harness/runtimes/genie/test_speculation.py tests/harness/cli/test_perplexity.py
+	$(PYTHON) -m pytest -n 0 -m slow tests/plugins/speculation tests/harness/cli/test_perplexity.py
 
 # Every command and every snippet of README and docs, in order, and what they print; the suite takes those that need no build; half an hour.
 documents:

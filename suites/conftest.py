@@ -1,4 +1,4 @@
-"""Fixtures that the suites share."""
+"""Fixtures that the suites share, those of plugins too."""
 
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,12 @@ def suite_parameters(pytestconfig: pytest.Config) -> SuiteParameters:
 
 
 @pytest.fixture(autouse=True)
-def _fitting_container(request: pytest.FixtureRequest) -> None:
+def fitting_container(request: pytest.FixtureRequest) -> None:
     """Skip tests of dialogs with a text encoder, and the other way round; no device is leased."""
     if not {"container", "session"}.intersection(request.fixturenames):
         return
     container: GenAIContainer = request.getfixturevalue("container")
-    needs_encoder = request.module.__name__.endswith("test_embeddings")
+    needs_encoder = getattr(request.module, "NEEDS_ENCODER", False)
     if container.embeds != needs_encoder:
         pytest.skip(f"the container holds a {'text encoder' if container.embeds else 'dialog'}")
 

@@ -34,7 +34,7 @@ from harness.devices.adb.server import ensure_server
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.base import ServerUnreachable
 from harness.devices.device import Device
-from suites.models import tiny_encoder, tiny_llama
+from suites.models import tiny_llama
 from tests import outlier_llama
 from tests.builders import builder_for
 from tests.buildlib.conftest import (
@@ -371,13 +371,16 @@ def outlier_model(build_cache: Path) -> Path:
 @pytest.fixture(scope="session")
 def encoder_model(build_cache: Path) -> Path:
     """The reference text encoder as an exporter leaves it."""
+    needs("plugins.encoders")
+    from plugins.encoders import tiny_encoder
+
     return tiny_encoder.write(build_cache.parent / tiny_encoder.NAME)
 
 
 @pytest.fixture(scope="session")
 def encoder_bundle(encoder_model: Path, build_cache: Path) -> Path:
     """The container of the reference text encoder for the emulator, 64 tokens."""
-    needs("libatomic1", "plugins.encoders")
+    needs("libatomic1")
     builder = GenAIBuilderFactory.create(encoder_model, cache_root=build_cache)
     builder.set_targets([f"{SOC}:emulator"])
     builder.set_transformation_options({"arn_cl_options.context_length": (64,)})

@@ -279,7 +279,7 @@ def own_adb_server(reader: Reader) -> None:
 @scene("embeddings.md", slow=True)
 @scene("evaluation.md", slow=True)
 @scene("quality.md", slow=True)
-@scene("runtimes.md", slow=True)
+@scene("graph-runtime.md", slow=True)
 def a_container_on_a_device(reader: Reader) -> None:
     reader.installed()
     reader.checkout()

@@ -11,4 +11,4 @@ rm -rf build/lib build/bdist.*  # setuptools packs what an earlier build left th
 wheel=$(echo "$work"/dist/qnnfarm-*.whl)
 "$work/venv/bin/pip" install -q --disable-pip-version-check "qnnfarm[build,pytest] @ file://$wheel"
 QNNFARM_TEST_PYTHON="$work/venv/bin/python" "$PYTHON" -m pytest -n 2 -m slow tests/suites \
-  -k "not twenty_prompts"
+  tests/plugins/speculation/test_suite.py -k "not twenty_prompts"

@@ -23,7 +23,7 @@ def test_each_adapter_does_what_it_was_trained_for(
     )
     container = builder.build()
     done = run_pytest(
-        tmp_path, "--pyargs", "suites.test_lora", f"--device={virtual_device.serial}",
+        tmp_path, "--pyargs", "plugins.lora.test_suite", f"--device={virtual_device.serial}",
         f"--container={container.path}", "--suite-param=windows=1",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

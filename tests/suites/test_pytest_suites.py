@@ -29,7 +29,7 @@ def test_all_suites_pass_on_the_reference_model(
         "--suite-param=soak_dialogs=1", "--suite-param=turns=2",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    assert re.search(r"= 22 passed, \d+ skipped in ", done.stdout), done.stdout
+    assert re.search(r"= 21 passed, \d+ skipped in ", done.stdout), done.stdout
     rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| tiny")]
     assert [row[6].strip() for row in rows] == ["soak", "pp64", "tg3", "tg3 @ d32"]
     assert all(re.fullmatch(r"\s+[\d.]+( ± [\d.]+)? ", row[7]) for row in rows)
@@ -75,7 +75,7 @@ def test_a_suite_without_a_container_or_with_an_unknown_parameter(
     in_process: Callable[..., pytest.RunResult],
 ) -> None:
     done = in_process("suites", "-rs")
-    done.assert_outcomes(skipped=34)
+    done.assert_outcomes(skipped=29)
     done.stdout.fnmatch_lines(["*no container: give one with --container DIR*"])
     done = in_process("suites", "--suite-param", "soaks=1")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
@@ -133,11 +133,11 @@ def test_the_suite_of_embeddings_passes_on_the_reference_encoder(
     """The cosine with float is at least 0.98 on 50 held-out sentences."""
     db = tmp_path / "results.db"
     done = run_pytest(
-        tmp_path, "--pyargs", "suites", f"--device={virtual_device.serial}",
+        tmp_path, "--pyargs", "plugins.encoders.test_suite", f"--device={virtual_device.serial}",
         f"--container={encoder_bundle}", f"--qnnfarm-db={db}",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    assert re.search(r"= 1 passed, \d+ skipped in ", done.stdout), done.stdout
+    assert "= 1 passed in " in done.stdout, done.stdout
     with ResultsStore.open(db, create=False) as store:
         (stored,) = store.list_runs(RunFilter(kind="embed"))
         (least,) = (run for run in store.list_runs() if run.label == "least of 50 texts")

@@ -14,10 +14,10 @@ from buildlib.errors import BuildError, InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.graph.files import load_model
 from buildlib.numerics.runners import OnnxRunner
+from plugins.encoders import tiny_encoder
 from plugins.encoders.inputs import TextTokens, cosine, embed_in_float, padded_inputs
 from plugins.encoders.interface import INPUTS, Pooling, PoolingMode, prompt_template, read_pooling
 from plugins.encoders.onnx_import import import_encoder
-from suites.models import tiny_encoder
 
 LENGTH = 64
 ENCODERS = Path(__file__).parents[2] / "fixtures" / "encoders"

@@ -61,7 +61,7 @@ def run_suite(
     assert compared is not None
     assert (compared.differing, compared.prompts, compared.tokens) == (0, 3, 24)
     done = run_pytest(
-        folder, "--pyargs", "suites.test_speculation", f"--device={serial}",
+        folder, "--pyargs", "plugins.speculation.test_suite", f"--device={serial}",
         f"--container={container.path}", f"--suite-param=plain={plain}",
         f"--suite-param=speculation_prompts={prompts}", f"--junitxml={folder}/junit.xml",
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """The reference text encoder: a small BERT that is made, not trained.
 
-`python -m suites.models.tiny_encoder FOLDER` writes it as exporters write encoders: `model.onnx`
+`python -m plugins.encoders.tiny_encoder FOLDER` writes it as exporters write encoders: `model.onnx`
 with int64 inputs of any length, `config.json`, `tokenizer.json` and a text to calibrate on. Word
 vectors and tokenizer are those of the reference model, so texts that share words are near each
 other; the layers are drawn at random from one seed, so every machine writes the same file.

@@ -9,6 +9,7 @@ from harness.pytest_plugin.recordings import TestRecordings
 from harness.workloads.perplexity import score_text
 from harness.workloads.session import Session
 from suites.answers import ask, hold
+from suites.conftest import fitting_container, suite_parameters
 from suites.models.tiny_llama import lora
 from suites.parameters import SuiteParameters
 

@@ -15,6 +15,7 @@ from harness.runtimes.genie.runtime import GenieModel
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.session import Session
 from suites.answers import ask, limit_of
+from suites.conftest import fitting_container, suite_parameters
 from suites.models import tiny_llama
 from suites.parameters import SuiteParameters
 

@@ -1,17 +1,18 @@
 """A text encoder on the device against the model that it was built from."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.pytest_plugin.measurements import MeasurementRecorder
 from harness.pytest_plugin.recordings import TestRecordings
-from harness.workloads.registry import find_workload
 from harness.workloads.session import Session
-from suites.models import tiny_encoder
+from plugins.encoders import tiny_encoder
+from plugins.encoders.workload import Embed
+from suites.conftest import fitting_container, suite_parameters
 from suites.parameters import SuiteParameters
 
+NEEDS_ENCODER = True
 _TEXTS = 50
 
 
@@ -38,9 +39,7 @@ def test_embeddings(
         texts = [line for line in lines if line.strip()][:_TEXTS]
     else:
         texts = list(tiny_encoder.heldout_sentences(_TEXTS))
-    kind = find_workload("embed")
-    assert kind is not None  # it came with what built the container
-    workload: Any = kind.of(texts=tuple(texts), reference=str(checkpoint))
+    workload = Embed.of(texts=tuple(texts), reference=str(checkpoint))
     output = workload.run(session, recording()).output
     least = min(output.cosines)
     record_measurement("cosine_float", least, test=f"least of {len(texts)} texts")

@@ -1,17 +1,18 @@
 """Tasks: does the model on the device answer questions better than by guessing?"""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import suites
 from harness.pytest_plugin.recordings import TestRecordings
-from harness.workloads.registry import find_workload
 from harness.workloads.session import Session
+from plugins.evaluation.workload import Evaluate
+from suites.conftest import fitting_container, suite_parameters
 from suites.models import tiny_llama
 from suites.parameters import SuiteParameters
 
-_CLOZE = Path(__file__).parent / "tasks" / "kjv_cloze.jsonl"
+_CLOZE = Path(*suites.__path__) / "tasks" / "kjv_cloze.jsonl"
 
 
 def test_task(
@@ -23,10 +24,7 @@ def test_task(
         if session.container.metadata.model.name != tiny_llama.folder().name:
             pytest.skip("no questions for this model: give --suite-param task=FILE")
         task = _CLOZE
-    kind = find_workload("evaluate")
-    if kind is None:
-        pytest.skip("the plugin `evaluation` is not installed")
-    workload: Any = kind.of(task=str(task), limit=suite_parameters.rows)
+    workload = Evaluate.of(task=str(task), limit=suite_parameters.rows)
     workload.check(session.model)
     output = workload.run(session, recording()).output
     rows = [row for row in output.task.rows if hasattr(row, "choices")]
