@@ -74,7 +74,6 @@ clean_incoming() { # MINUTES
 # the options mean KiB to every df (to toybox before 0.8.6, `-kP` means half of one).
 find_free() { # FOLDER
   free_kb=$(df -Pk "$1" 2>/dev/null | while read -r device size used available rest; do
-    available=${available%"$cr"}
     valid_number "$available" && echo "$available"
   done)
 }

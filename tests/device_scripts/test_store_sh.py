@@ -1,9 +1,7 @@
 import hashlib
 import os
-import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,27 +15,6 @@ def put(folder: Path, data: bytes) -> str:
     digest = hashlib.sha256(data).hexdigest()
     (folder / digest).write_bytes(data)
     return digest
-
-
-@pytest.mark.parametrize(("mark", "end"), [("*", ""), (" ", "\\r"), ("*", "\\r")])
-def test_hashes_of_other_spellings_are_the_same(device: DeviceShell, mark: str, end: str) -> None:
-    """Upper case, a mark for binary files, and lines that end with CRLF."""
-    script = (
-        '(real "$@") | while read -r hash file; do '
-        f'printf \'%s {mark}%s{end}\\n\' "$(echo $hash | /usr/bin/tr a-f A-F)" "$file"; done'
-    )
-    odd = device.with_tool("sha256sum", script)
-    good = put(odd.work_root / "store", b"good")
-    done = odd.run("verify.sh", odd.work_root, stdin=f"{good} 4\n")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"ok {good}" in done.stdout
-
-
-def test_free_space_of_lines_that_end_with_crlf_is_found(device: DeviceShell) -> None:
-    script = '(real "$@") | while read -r line; do printf \'%s\\r\\n\' "$line"; done'
-    odd = device.with_tool("df", script)
-    said = odd.run("evict.sh", odd.work_root, "1", "-").stdout
-    assert re.search(r"^free_kb=[1-9][0-9]+$", said, re.MULTILINE)
 
 
 def test_setup_makes_and_describes_the_work_root(device: DeviceShell, tmp_path: Path) -> None:
@@ -63,30 +40,17 @@ def test_setup_refuses_what_cannot_be_a_work_root(device: DeviceShell, tmp_path:
     assert done.stderr == f"error: cannot make the folder {tmp_path / 'file'}\n"
 
 
-def _hashing_with(device: DeviceShell, tool: str) -> DeviceShell:
-    """Leave the device one tool that hashes: it has no python3 and openssl of its own."""
-    device = device.without_tool("sha256sum").without_tool("toybox")
-    if tool:
-        path = Path(sys.executable) if tool == "python3" else program(tool)
-        link = Path(device.environment["PATH"]) / tool
-        link.write_text(f'#!{device.shell}\nexec "{path}" "$@"\n')
-        link.chmod(0o755)
-    return device
-
-
-@pytest.mark.parametrize("tool", ["toybox", "openssl", "python3"])
-def test_a_device_without_sha256sum_hashes_with_another_tool(
-    device: DeviceShell, tmp_path: Path, tool: str
+def test_a_device_without_a_link_named_sha256sum_hashes_with_toybox(
+    device: DeviceShell, tmp_path: Path
 ) -> None:
-    device = _hashing_with(device, tool)
+    device = device.without_tool("sha256sum")
+    (Path(device.environment["PATH"]) / "toybox").symlink_to(program("toybox"))
     assert device.run("setup.sh", tmp_path / "root").returncode == 0
-    store = device.work_root / "store"
-    small, large = put(store, b"good"), put(store, b"x" * 10_000_000)
-    wrong = "1" * 64
+    store, wrong = device.work_root / "store", "1" * 64
+    good = put(store, b"good")
     (store / wrong).write_bytes(b"other bytes")
-    lines = f"{small} 4\n{wrong} 11\n{large} 10000000\n"
-    done = device.run("verify.sh", device.work_root, stdin=lines)
-    assert done.stdout.splitlines()[:3] == [f"ok {small}", f"bad {wrong}", f"ok {large}"]
+    done = device.run("verify.sh", device.work_root, stdin=f"{good} 4\n{wrong} 11\n")
+    assert done.stdout.splitlines()[:2] == [f"ok {good}", f"bad {wrong}"]
 
 
 def test_setup_names_a_missing_tool(device: DeviceShell, tmp_path: Path) -> None:
@@ -97,7 +61,7 @@ def test_setup_names_a_missing_tool(device: DeviceShell, tmp_path: Path) -> None
         (device.without_tool("flock"), "the device has no flock"),
         (without_option("grep", "z"), "the device's grep has no option -z"),
         (without_option("find", "mmin"), "the device's find has no option -mmin"),
-        (_hashing_with(device, ""), "the device has no sha256sum, toybox, openssl or python3"),
+        (device.without_tool("sha256sum"), "the device has no sha256sum or toybox"),
     ):
         done = lacking.run("setup.sh", tmp_path / "root")
         assert (done.returncode, done.stderr) == (1, f"error: {reason}\n")
