@@ -6,7 +6,7 @@ default.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -22,13 +22,11 @@ from buildlib.config_model import (
 )
 from buildlib.container.genie_config import GenieConfig, TokenId, Tokenizer, outside
 from buildlib.container.genie_engine import (
-    Binaries,
     Extensions,
     ModelBlock,
     check_blocks,
     check_model_type,
 )
-from buildlib.container.manifest import HTP_CONFIG
 from buildlib.validation import Fault
 
 
@@ -165,15 +163,6 @@ class TextEmbeddingConfig(GenieBlock):
         names += engine.backend.files
         return tuple(dict.fromkeys(names))
 
-    def with_output(self, *, pooled: bool) -> "TextEmbeddingConfig":
-        """Return a copy that answers with one vector for a text, or with one for each token."""
-        values = self.embedding.model_dump(by_alias=True, exclude_none=True)
-        htp = values["engine"]["backend"].get("QnnHtp")
-        if htp is None:
-            raise ValueError("only the HTP backend has a choice of outputs")
-        htp["pooled-output"] = pooled
-        return TextEmbeddingConfig.model_validate({"embedding": values})
-
 
 Configuration = GenieConfig | TextEmbeddingConfig
 """Configurations that the `genie_config.json` of a container may hold."""
@@ -187,26 +176,3 @@ def read_configuration(path: Path) -> Configuration:
         values = None  # what is wrong is said by the class below
     embeds = isinstance(values, dict) and "embedding" in values
     return (TextEmbeddingConfig if embeds else GenieConfig).from_file(path)
-
-
-def text_embedding(
-    context: EncoderContext,
-    ctx_bins: Sequence[str],
-    template: tuple[str, str],
-    *,
-    emulator: bool,
-) -> TextEmbeddingConfig:
-    """Return the configuration of an encoder with a pooled output."""
-    htp = EncoderHtp(use_mmap=not emulator, disable_kv_cache=True)
-    return TextEmbeddingConfig(
-        embedding=TextEmbedding(
-            context=context,
-            prompt=PromptTemplate(prompt_template=template),
-            truncate_input=True,
-            engine=EncoderEngine(
-                n_threads=3,
-                backend=EncoderBackend(qnn_htp=htp, extensions=HTP_CONFIG),
-                model=ModelBlock(binary=Binaries(ctx_bins=tuple(ctx_bins))),
-            ),
-        )
-    )

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,8 +15,23 @@ from buildlib.cache.key import combined_sha256, text_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tokenizer import untrimmed_file
-from buildlib.container.manifest import GraphsRecord, ModelRecord, binary_name, plain_name
-from buildlib.container.text_embedding import EncoderContext, TextEmbeddingConfig, text_embedding
+from buildlib.container.genie_engine import Binaries, ModelBlock
+from buildlib.container.manifest import (
+    HTP_CONFIG,
+    GraphsRecord,
+    ModelRecord,
+    binary_name,
+    plain_name,
+)
+from buildlib.container.text_embedding import (
+    EncoderBackend,
+    EncoderContext,
+    EncoderEngine,
+    EncoderHtp,
+    PromptTemplate,
+    TextEmbedding,
+    TextEmbeddingConfig,
+)
 from buildlib.container.writer import ContainerContents, htp_config, write_container
 from buildlib.encodings.files import format_modules, load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
@@ -296,3 +311,26 @@ class PackageEncoder(CachedStage):
 def encoder_binary(name: str) -> str:
     """Return the name of the context binary of an encoder."""
     return binary_name(name, 1, 1)
+
+
+def text_embedding(
+    context: EncoderContext,
+    ctx_bins: Sequence[str],
+    template: tuple[str, str],
+    *,
+    emulator: bool,
+) -> TextEmbeddingConfig:
+    """Return the configuration of an encoder with a pooled output."""
+    htp = EncoderHtp(use_mmap=not emulator, disable_kv_cache=True)
+    return TextEmbeddingConfig(
+        embedding=TextEmbedding(
+            context=context,
+            prompt=PromptTemplate(prompt_template=template),
+            truncate_input=True,
+            engine=EncoderEngine(
+                n_threads=3,
+                backend=EncoderBackend(qnn_htp=htp, extensions=HTP_CONFIG),
+                model=ModelBlock(binary=Binaries(ctx_bins=tuple(ctx_bins))),
+            ),
+        )
+    )

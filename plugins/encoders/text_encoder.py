@@ -117,6 +117,16 @@ def embed_texts(
     return run.embed(texts, config)
 
 
+def with_output(config: TextEmbeddingConfig, *, pooled: bool) -> TextEmbeddingConfig:
+    """Return a copy that answers with one vector for a text, or with one for each token."""
+    values = config.embedding.model_dump(by_alias=True, exclude_none=True)
+    htp = values["engine"]["backend"].get("QnnHtp")
+    if htp is None:
+        raise ValueError("only the HTP backend has a choice of outputs")
+    htp["pooled-output"] = pooled
+    return TextEmbeddingConfig.model_validate({"embedding": values})
+
+
 def find_runner(runtime: GenieRuntime) -> str:
     """Return the SDK's program where it is, else ours."""
     return SDK_RUNNER if SDK_RUNNER in runtime.bundle.files else RUNNER

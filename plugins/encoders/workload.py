@@ -24,7 +24,13 @@ from harness.workloads.base import (
     summarize,
 )
 from harness.workloads.session import Session
-from plugins.encoders.text_encoder import EmbeddingResult, OnVectors, embed_texts, find_runner
+from plugins.encoders.text_encoder import (
+    EmbeddingResult,
+    OnVectors,
+    embed_texts,
+    find_runner,
+    with_output,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,7 +117,7 @@ class Embed(Workload):
         runtime = session.runtime
         if not isinstance(runtime, GenieRuntime):
             raise WrongUseError(f"the runtime {runtime.name} cannot embed texts")
-        config = session.container.embedding_config.with_output(pooled=not self.per_token)
+        config = with_output(session.container.embedding_config, pooled=not self.per_token)
         texts = self.texts or read_lines(session.resolve(self.file or ""))
         tokens, references = self._on_host(session, texts)
         record = WorkloadRecord(

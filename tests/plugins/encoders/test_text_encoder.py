@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pytest
 
-from buildlib.container.text_embedding import EncoderContext, text_embedding
+from buildlib.container.text_embedding import EncoderContext
 from harness.errors import RunnerError, RuntimeOutputError
+from plugins.encoders.stages import text_embedding
 from plugins.encoders.text_encoder import EncoderRun, OnVectors
 
 if TYPE_CHECKING:
