@@ -15,7 +15,6 @@ from harness.results.records import (
     ContainerInfo,
     DeviceInfo,
     PerplexityDefinition,
-    Provenance,
     Run,
     RunHead,
     RunMeans,
@@ -26,7 +25,7 @@ from reports import html_file
 from reports.content import Results, list_runs
 from reports.history import group_series
 from reports.page import Page, compose
-from tests.harness.results.places import write_runs
+from tests.harness.results.places import make_run, write_runs
 from tests.system import program
 
 if TYPE_CHECKING:
@@ -117,10 +116,9 @@ class Sample:
             "container": self.container,
             "device": self.device,
             "workload": self.workload(kind, repetitions=3 if warmup else 1, warmup=warmup),
-            "provenance": self.provenance(),
             "measurements": tuple(measured),
         }
-        return Run.model_validate({**fields, **changes})
+        return make_run(**{**fields, **changes})
 
     def workload(self, kind: str, *, repetitions: int, warmup: int) -> WorkloadRecord:
         """The workload of each kind of run."""
@@ -140,19 +138,6 @@ class Sample:
             warmup=warmup,
             sampler={"greedy": True, "seed": 42},
             prompt=PROMPT if kind == "generate" else None,
-        )
-
-    @staticmethod
-    def provenance() -> Provenance:
-        """Where all the samples come from."""
-        return Provenance(
-            toolchain="ort_qnn",
-            toolchain_versions={"onnxruntime-qnn": "2.7.0", "qnn": "2.51", "core api": "2.40"},
-            library_versions={"genie": "1.21", "onnxruntime": "1.31.1", "python": "3.11.7"},
-            qnnfarm_version="0.1.0",
-            host="lab-7 (Linux x86_64)",
-            git_commit="4f2a9d1c88e07b35d9a3f0c1b2e4d5a697887766",
-            git_dirty=True,
         )
 
 

@@ -416,7 +416,7 @@ def test_a_history_is_a_figure_with_commits() -> None:
     assert len(rows) == 3
     assert float(rows[0][DECODE]) == pytest.approx(group.points[0].values[DECODE])
     assert float(rows[0]["ttft_ms"]) == pytest.approx(1000 * group.points[0].values["ttft_s"])
-    assert rows[0]["commit"] == "4f2a9d1c88e0"
+    assert rows[0]["commit"] == "c0ffee"
     assert len({row["container"] for row in rows}) == 1  # twelve digits of small numbers
 
 

@@ -2,7 +2,7 @@
 
 import math
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -35,7 +35,6 @@ from tests.reports.conftest import changed
 
 DECODE = SeriesFilter(("decode_tokens_per_s",))
 FIRST = datetime(2026, 1, 1, 22, 0, tzinfo=UTC)
-DECODE_50 = Measurement(metric="decode_tokens_per_s", value=50.0)
 WOBBLE = (0.0, 0.3, -0.2, 0.1, -0.4, 0.2, -0.1)
 Fill = Callable[..., None]
 
@@ -254,25 +253,25 @@ def test_a_loss_is_told_once_and_fixed_by_its_recovery(store: ResultsStore, fill
     assert (settled.state, settled.note) == ("fixed", f"recovered on 2026-01-29 at {'28' * 6}")
 
 
+def judged(levels: Iterable[float]) -> Series:
+    """A series of one run each night."""
+    runs = [
+        changed(
+            make_run(status="done", id=f"{night:032x}", created_at=FIRST + timedelta(days=night)),
+            measurements=(Measurement(metric="decode_tokens_per_s", value=level),),
+            provenance__git_commit=f"{night:02d}" * 20,
+        )
+        for night, level in enumerate(levels)
+    ]
+    heads = [RunHead.of(run, Subject.of(run).id) for run in runs]
+    (series,) = find_series(map(RunMeans.of, runs), heads, DECODE.metrics)
+    return series
+
+
 @pytest.fixture(scope="module")
 def flat() -> Series:
     """Thirty nights at one level, to which tests give the changes that are judged."""
-    run = make_run(status="done", measurements=[DECODE_50])
-    runs = [
-        changed(
-            run,
-            id=f"{night:032x}",
-            created_at=FIRST + timedelta(days=night),
-            provenance__git_commit=f"{night:02d}" * 20,
-        )
-        for night in range(30)
-    ]
-    (series,) = find_series(
-        map(RunMeans.of, runs),
-        [RunHead.of(run, Subject.of(run).id) for run in runs],
-        DECODE.metrics,
-    )
-    return series
+    return judged([50.0] * 30)
 
 
 def test_an_alert_that_the_series_refutes_is_fixed(store: ResultsStore, flat: Series) -> None:
@@ -613,21 +612,7 @@ def test_a_slow_loss_is_told_whole(lost: float) -> None:
     random = np.random.default_rng(2)
     part = np.clip((np.arange(130) - 60) / 60, 0, 1)
     levels = 50 * np.exp(np.log1p(-lost) * part + random.normal(0, 0.014, 130))
-    run = make_run(status="done", measurements=[DECODE_50])
-    runs = [
-        changed(
-            run,
-            id=f"{night:032x}",
-            created_at=FIRST + timedelta(days=night),
-            measurements=(Measurement(metric="decode_tokens_per_s", value=float(level)),),
-        )
-        for night, level in enumerate(levels)
-    ]
-    (series,) = find_series(
-        map(RunMeans.of, runs),
-        [RunHead.of(run, Subject.of(run).id) for run in runs],
-        DECODE.metrics,
-    )
+    series = judged(levels.tolist())
     month, quarter = series.drifts
     assert (month.days, quarter.days) == (30, 90)
     assert math.log(quarter.ratio) == pytest.approx(math.log1p(-lost), abs=quarter.half)
