@@ -27,7 +27,7 @@ from harness.results.run_recorder import RunRecorder
 from harness.results.store import ResultsStore
 from harness.workloads.quality import stored_quality
 from reports import document, page
-from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace, make_run, write_runs
+from tests.harness.results.places import Place, SqlitePlace, make_run, write_runs
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 OLD = NOW - timedelta(days=90)
@@ -302,13 +302,6 @@ def test_a_file_that_another_writes_to_keeps_its_room_for_later(tmp_path: Path) 
         with place.held():
             assert "locked" in free_disk_space(store.database)
         assert free_disk_space(store.database) == ""
-
-
-def test_the_size_of_a_servers_tables(postgresql: PostgresqlPlace) -> None:
-    with ResultsStore.open(postgresql.location) as store:
-        empty = disk_usage(store.database).total_bytes
-        add(store, made(1), 2)
-        assert disk_usage(store.database).total_bytes > empty > 0
 
 
 def test_holdings_by_day_container_and_device(store: ResultsStore) -> None:

@@ -17,8 +17,6 @@ from harness.results.store import ResultsStore
 from harness.results.telemetry import pack, unpack
 from tests.harness.results.places import Place, make_run
 
-BOTH_ENGINES = True
-
 
 def at_10_hz(seconds: int, channels: int) -> list[TelemetrySeries]:
     """What a phone gives: clocks in steps, temperatures that creep, currents that move."""
