@@ -88,11 +88,11 @@ def test_sizes_are_those_of_the_graphs(powerserve: Path, tmp_path: Path) -> None
     ],
 )
 def test_what_does_not_fit_the_graphs_is_refused(
-    given: dict[str, object], said: str, pte: Path, tmp_path: Path
+    given: dict[str, object], said: str, powerserve: Path, tmp_path: Path
 ) -> None:
     facts: dict[str, object] = {"tokenizer": TOKENIZER, **given}
     with pytest.raises(InputFileError, match=said):
-        import_artifact(pte, tmp_path / "c", **facts)  # type: ignore[arg-type]
+        import_artifact(powerserve, tmp_path / "c", **facts)  # type: ignore[arg-type]
     assert not (tmp_path / "c").exists()
 
 

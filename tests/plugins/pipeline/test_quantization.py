@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from buildlib.encodings.files import load_encodings
-from buildlib.errors import InputFileError, InvalidOptionError, LossTooLargeError, ModelWarning
+from buildlib.errors import InputFileError, InvalidOptionError
 from harness.errors import ConfigFileError
 from plugins.pipeline.llm import LLMPipeline
 from plugins.pipeline.stage import ModelFolder
@@ -40,23 +40,6 @@ def test_a_recipes_name_is_read_as_the_vendors_documents_write_it(
     stages = {"model_loader": {}, "quantization": {"recipe_name": name}}
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages))
     assert pipe.stages.quantization.quantization().lpbq_block_size == 32
-
-
-@pytest.mark.variant
-def test_a_loss_above_the_bound_of_a_recipe_ends_it(
-    make_recipe: MakeRecipe, outlier_model: Path
-) -> None:
-    lossy = {"scaling": False, "kv_bitwidth": 8}
-    stages = {"model_loader": {}, "quantization": {"options": lossy, "max_kl": 0.1}}
-    sizes = {"sequence_length": 32, "context_length": 192}
-    recipe = make_recipe(model_id_or_path=str(outlier_model), generator_config=sizes, stages=stages)
-    pipe = LLMPipeline.from_pretrained(recipe=recipe)
-    with pytest.raises(LossTooLargeError, match=r"max_kl=0\.1: KL 0\.2.*kv_bitwidth=16"):
-        pipe.construct()
-    assert list(pipe.completed) == ["model_loader"]
-    pipe.stages.quantization.max_kl = 0.5
-    with pytest.warns(ModelWarning, match="costs outlier_llama much"):
-        assert list(pipe.construct().completed) == ["model_loader", "quantization"]
 
 
 def bits_of(pipe: LLMPipeline) -> dict[str, int]:

@@ -76,18 +76,6 @@ def test_unsupported_uses_of_commands_fail(on_device: Adb, command: str) -> None
     assert done.stderr
 
 
-@pytest.mark.variant
-def test_the_server_reconnects_by_itself(
-    start_device: Callable[..., VirtualDevice], adb: Adb
-) -> None:
-    device = start_device("reconnects")
-    adb("-s", device.serial, "reboot")
-    assert adb("-s", device.serial, "wait-for-disconnect").returncode == 0
-    assert adb("-s", device.serial, "wait-for-device").returncode == 0
-    assert adb("-s", device.serial, "shell", "echo back").stdout == b"back\n"
-    manager.remove("reconnects")
-
-
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_no_process_outlives_its_device(
     start_device: Callable[..., VirtualDevice], adb: Adb, end: str
