@@ -92,9 +92,9 @@ fuzz:
 exports:
 	$(PYTHON) -m pytest -m "slow or not slow" tests/plugins/onnx_exports/test_builds.py
 
-# A build at each step, and writers of results on each engine, `qnnfarm run` and `qnnfarm nightly`, each killed at a hundred random moments; `qnnfarm pipeline run` at two.
+# A build at each step, and writers of results on each engine, `qnnfarm run` and `qnnfarm nightly`, each killed at a hundred random moments.
 kills:
-	$(PYTHON) -m pytest -n 0 -s -m slow tests/buildlib/cache/test_killed.py tests/harness/results/test_killed_writers.py tests/harness/plans/test_killed_runs.py tests/plugins/pipeline/test_resume.py
+	$(PYTHON) -m pytest -n 0 -s -m slow tests/buildlib/cache/test_killed.py tests/harness/results/test_killed_writers.py tests/harness/plans/test_killed_runs.py
 
 # Workers, submitters, hosts and the database of a lab, killed a hundred times over a plan of 300 cells; `QNNFARM_LAB_SEED=7 make lab-kills` for others; half an hour.
 lab-kills:

@@ -318,16 +318,6 @@ def test_ranges_that_clip_the_model_grow_by_what_adapters_add(
     assert all(by_name[encoding.name] == encoding for encoding in narrow)
 
 
-def test_scales_follow_patterns_and_rslora(make_adapter: MakeAdapter, tmp_path: Path) -> None:
-    modules = {"self_attn.q_proj": (40, 72), "mlp.up_proj": (40, 72)}
-    pattern = {"alpha_pattern": {"up_proj": 2}, "use_rslora": True}
-    adapter = read_adapter(make_adapter(tmp_path / "a", modules, layers=1, rank=4, **pattern))
-    assert {module.name: low.scale for module, low in adapter.modules.items()} == {
-        "q_proj": 8.0,
-        "up_proj": 1.0,
-    }
-
-
 def test_options_are_refused_by_name(tmp_path: Path) -> None:
     for values, said in (
         ({"lora_version": 2}, "lora_config.lora_version.*QAIRT SDK"),
