@@ -87,15 +87,12 @@ def test_the_table_names_commands_that_exist() -> None:
     [
         ("5005", "QNN 5005"),
         ("0x138D", "QNN 5005"),
-        ("qnn:5005", "QNN 5005"),
         ("QNN_CONTEXT_ERROR_CREATE_FROM_BINARY", "QNN 5005"),
         ("-8", "Genie -8"),
-        ("genie:-8", "Genie -8"),
         ("GENIE_STATUS_ERROR_JSON_SCHEMA", "Genie -8"),
         ("134", "exit status 134"),
         ("0x80000406", "FastRPC 0x80000406"),
         ("-2147482618", "FastRPC 0x80000406"),
-        ("2147484678", "FastRPC 0x80000406"),
         ("AEE_EUNABLETOLOAD", "FastRPC 0x80000406"),
         ("fastrpc:6", "FastRPC 0x80000406"),
     ],
@@ -123,14 +120,11 @@ def test_a_number_without_an_entry_is_said_to_be_unknown() -> None:
             ["5000"],
         ),
         ("E QnnDsp : <E> DspTransport.openSession qnn_open failed, 0x80000416", ["0x80000416"]),
-        ("<E> Failed to retrieve skel build id: err: 1003", ["1003"]),
         ("<E> Unable to load Remote symbols 4000", ["4000"]),
-        ("<E> Failed to parse default platform info: 14001", ["14001"]),
         ("Status Message: QNN graph execute error. Error code: 6001", ["6001"]),
         ("<E> Failed to get context binary size with err 0x138b", ["5003"]),
         ("Failed to create device_handle for Backend ID 6, error=1008", ["1008"]),
         ("calculator example failed with nErr = -2147482112", ["0x80000600"]),
-        ("remote_handle64_open failed (user err 0x80000600)", ["0x80000600"]),
         ("<E> Unsupported config option 2", ["Unsupported config option"]),
         ("<E> DspTransport failed,cannot open session, error 0xffffffff", []),
         ("error 2048 ms, status 2026-10-11, failed: 9999 bytes, code 1007.5, err 10051", ["10051"]),
@@ -165,36 +159,6 @@ def test_every_error_of_the_command_line_names_its_number_once() -> None:
     assert said.endswith("(`qnnfarm explain qnn:1002`)")
     assert _explained(said) == said
     assert _explained("no such folder") == "no such folder"
-
-
-_HOSTILE = st.one_of(
-    st.binary(max_size=2000),
-    st.lists(
-        st.sampled_from(
-            [
-                b"failed to ",
-                b"error ",
-                b"err: ",
-                b": ",
-                b"0x8000",
-                b"-21474",
-                b"5005",
-                b"\x00",
-                b"\n",
-            ]
-        ),
-        max_size=3000,
-    ).map(b"".join),
-)
-
-
-@given(_HOSTILE, st.integers(1, 200))
-def test_hostile_logs_raise_nothing_and_stay_bounded(data: bytes, repeated: int) -> None:
-    lines = (data * repeated).decode(errors="replace").splitlines()
-    findings = find_codes(lines)
-    assert len(findings) <= 50
-    assert all(len(finding.text) <= 4096 and finding.line <= len(lines) for finding in findings)
-    str(RunnerError("s", "x", "died", 134, data[-4000:].decode(errors="replace")))
 
 
 @given(st.text(), st.sampled_from([c for c in load_codes() if c.library == "QNN" and c.number]))
@@ -242,14 +206,9 @@ def test_the_command_explains_a_code_a_log_and_a_run(tmp_path: Path) -> None:
     [
         ("graph requires estimated allocation of 2347229 KB, limit is 2097152 KB", "requires esti"),
         ("Missing QnnHtp field: pos-id-dim", "Missing * field:"),
-        ("map::at:  key not found", "map::at"),
         ('[ERROR] "Unable to find a valid interface."', "Unable to find a valid interface"),
         ("(dlerror ELF verification: section header for CRC segment not found)", "CRC segment"),
-        ("Context Size was exceeded.", "Context Size"),
         ("Invalid Node IO value passed: GENIE_NODE_X", "Invalid Node IO value"),
-        ("QNN graph execute error. Error code: 6031", "QNN 6031"),
-        ("Schema validation failed with 1 error:", "Schema validation failed"),
-        ("Unsupported config option 2", "Unsupported config option"),
     ],
 )
 def test_lines_that_people_post_are_explained(line: str, label: str) -> None:

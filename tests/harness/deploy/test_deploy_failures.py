@@ -129,11 +129,6 @@ def test_bytes_that_change_on_the_way(
     assert virtual_device.shell(f"ls -A {virtual_device.work_root}/incoming").stdout == ""
 
 
-def test_a_deployment_that_takes_too_long(virtual_device: Device, random_file: RandomFile) -> None:
-    with pytest.raises(DeviceTimeoutError):
-        deploy(virtual_device, {"a": random_file(10)}, run_id="late", timeout_s=0.001)
-
-
 def test_scripts_that_do_not_arrive_leave_nothing(make_virtual_device: MakeDevice) -> None:
     virtual, device = make_virtual_device()
     manager.control(virtual.name).inject(Full(free=4096))

@@ -116,11 +116,6 @@ def test_signs_of_life_are_told_as_they_come() -> None:
     assert told == [(10.0, ""), (20.0, "window 2/8")]
 
 
-@given(st.text())
-def test_a_run_line_never_fails(output: str) -> None:
-    parse_run_line(output)
-
-
 def test_the_unit_in_the_profile_decides() -> None:
     metrics = parse_profile(profile(), "serial")
     assert metrics == {
