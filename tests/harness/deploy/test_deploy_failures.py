@@ -104,6 +104,7 @@ def test_a_device_that_takes_or_answers_nothing(
     control.clear()
     control.inject(Stall(when="shell", count=ALWAYS))
     monkeypatch.setattr(scripts, "STEP_S", 0.5)
+    monkeypatch.setattr("harness.devices.device._KILL_TIMEOUT_S", 0.2)
     with pytest.raises(DeviceTimeoutError, match=r"0\.\d+ s"):
         deploy(device, {"a": random_file(10)}, run_id="r", timeout_s=3600)
 

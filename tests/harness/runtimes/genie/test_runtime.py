@@ -106,8 +106,9 @@ def test_a_query_that_arrives_as_another_is_not_asked(runtime: GenieRuntime, fil
 
 
 def test_a_deployment_to_a_device_that_stalls_ends_in_its_time(
-    make_runtime: MakeRuntime, container: GenAIContainer
+    make_runtime: MakeRuntime, container: GenAIContainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("harness.devices.device._KILL_TIMEOUT_S", 0.2)
     runtime = make_runtime(container, RuntimeOptions(timeout_s=0.5))
     manager.control("shared").inject(Stall(seconds=3, when="shell"))
     try:
