@@ -85,16 +85,6 @@ def test_content_in_use_is_never_evicted(device: DeviceShell) -> None:
     assert held(device) == {linked, wanted}
 
 
-def test_content_with_many_links_is_never_evicted(device: DeviceShell) -> None:
-    """Nor where find's own readlink takes one link only, as that of Android 10."""
-    one_link = device.with_tool("find", 'case $* in *"readlink {} +") exit 1 ;; esac\nreal "$@"')
-    linked = [put(device, name, 1) for name in "abc"]
-    for number, sha256 in enumerate(linked):
-        link(device, f"run{number}", sha256)
-    assert evict(one_link, 0, 10)["met"] == "0"
-    assert held(device) == set(linked)
-
-
 def test_where_it_does_not_help_nothing_goes(device: DeviceShell) -> None:
     contents = {put(device, name, 1) for name in "abc"}
     facts = evict(device, _FILL, "-")
@@ -113,13 +103,6 @@ def test_leftovers_of_dead_runs_are_evicted_for_space(device: DeviceShell) -> No
     assert not dead.exists()
     assert live.exists()
     assert evict(device, 0, 0)["evicted"] == "1"
-
-
-def test_where_find_cannot_tell_ages_nothing_under_way_goes(device: DeviceShell) -> None:
-    no_ages = device.with_tool("find", 'case $* in *-mmin*) exit 1 ;; esac\nreal "$@"')
-    area = want(device, "live", "0" * 64)
-    evict(no_ages, _FILL, "-")
-    assert area.exists()
 
 
 def test_an_area_that_is_a_link_costs_nobody_anything(device: DeviceShell, tmp_path: Path) -> None:

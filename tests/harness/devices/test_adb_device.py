@@ -13,7 +13,6 @@ from harness.devices.base import PushItem
 from harness.devices.device import Device
 from harness.errors import (
     AdbServerError,
-    DeviceFullError,
     DeviceTimeoutError,
     DeviceTransferError,
     NoDeviceError,
@@ -65,13 +64,3 @@ def test_a_device_that_never_was(adb_server: AdbServer) -> None:
 def test_a_server_that_died_is_not_taken_for_a_device() -> None:
     with pytest.raises(AdbServerError, match="went away"):
         Device(AdbTransport(AdbServer(ServerAddress(port=1), 41), "any")).shell("true")
-
-
-def test_a_full_device_refuses_a_push(make_virtual_device: MakeDevice, tmp_path: Path) -> None:
-    _, device = make_virtual_device(storage_bytes=4 << 20)
-    local = tmp_path / "file"
-    local.write_bytes(b"x" * (8 << 20))
-    base = os.path.dirname(device.work_root)  # noqa: PTH120 - a path of the device
-    with pytest.raises(DeviceFullError) as caught:
-        device.push(local, f"{base}/file")
-    assert caught.value.path == f"{base}/file"

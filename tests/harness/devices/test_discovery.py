@@ -5,7 +5,6 @@ import pytest
 from harness.devices.adb.client import AdbDeviceInfo, AdbServer
 from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.discovery import open_device
-from harness.devices.device import Device
 from harness.errors import (
     DeviceNotReadyError,
     DeviceUnauthorizedError,
@@ -82,12 +81,3 @@ def test_a_serial_that_two_have_is_ambiguous_and_a_usb_port_is_not() -> None:
     assert open_device("usb:2-1", server=_listing(*twins)).serial == "usb:2-1"
     alone = _listing(AdbDeviceInfo("DUP", "device", {"usb": "2-1"}))
     assert open_device("usb:2-1", server=alone).serial == "usb:2-1"
-
-
-def test_the_real_server(adb_server: AdbServer, virtual_device: Device) -> None:
-    states = {entry.serial: entry.state for entry in adb_server.devices()}
-    assert states[virtual_device.serial] == "device"
-    opened = open_device(virtual_device.serial)
-    assert opened.shell("echo here").stdout == "here\n"
-    with pytest.raises(NoDeviceError):
-        open_device("127.0.0.1:1")

@@ -56,14 +56,6 @@ def test_without_a_greeting_nothing_goes(stream: bytes, cuts: list[int]) -> None
     assert not job.started
 
 
-def test_every_shell_greets(shell: str) -> None:
-    job = Job("echo $word; exit 3", {"word": "out"})
-    done = subprocess.run([shell, "-c", job.script], capture_output=True, check=False)
-    assert done.returncode == 3
-    assert _fed(job, done.stdout, []) == b"out\n"
-    assert job.started
-
-
 def _ended(job: Job, stdout: bytes, stderr: bytes, cut: int) -> tuple[bytes, bytes, int]:
     """What comes out of both streams in pieces of `cut` bytes, and how often the end was told."""
     sinks, ends = (io.BytesIO(), io.BytesIO()), []

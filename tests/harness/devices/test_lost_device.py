@@ -100,12 +100,3 @@ def test_one_that_knows_another_key(
     finally:
         manager.remove("stranger")
         adb_server.disconnect(virtual.serial)
-
-
-def test_a_reboot_and_back(make_virtual_device: MakeDevice) -> None:
-    _, device = make_virtual_device()
-    before = device.boot_id()
-    device.shell("sleep 3600 >/dev/null 2>&1 &")
-    device.reboot(timeout_s=120)
-    assert device.boot_id() != before
-    assert "sleep 3600" not in device.shell("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout

@@ -186,7 +186,7 @@ def test_text_that_another_user_wrote_reaches_no_terminal_raw(
             " FROM pool_devices",
             (evil, evil, os.getpid(), evil, SystemClock().boottime()),
         )
-    for words in (("show",), ("show", "--json"), ("history", "bench"), ("release", "bench")):
+    for words in (("show",), ("history", "bench")):
         done = qnnfarm("pool", *words)
         shown = done.stdout + done.stderr
         assert shown.replace("\n", "").isprintable(), words
