@@ -1,4 +1,4 @@
-"""Contexts of `.mllm` files: the file's model, compiled in mllm's contract or in Genie's."""
+"""Contexts of `.mllm` files: the file's model, compiled in mllm's contract."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from pathlib import Path
 from buildlib.builder.build import Build, Sources
 from buildlib.builder.build_options import BuildOptions
 from buildlib.builder.options import ARnContextLengthConfig, SplitModelConfig
-from buildlib.builder.parts import GraphContract
 from buildlib.builder.plan import BuildPlan
 from buildlib.builder.runner import OnStage, StageRunner
 from buildlib.builder.sources import OnnxSource
@@ -85,7 +84,6 @@ def plan_context(
     cache_root: Path,
     toolchain: Toolchain,
     *,
-    contract: GraphContract = MLLM,
     on_stage: OnStage | None = None,
 ) -> Build:
     """Import a `.mllm` file, and return the build of its container.
@@ -97,7 +95,6 @@ def plan_context(
         target: SoC, or its emulator.
         cache_root: of the stages.
         toolchain: compiles.
-        contract: of the graphs.
         on_stage: told of the import.
     """
     check_file(files.tokenizer)
@@ -110,7 +107,7 @@ def plan_context(
     plan = BuildPlan(
         BuildOptions(arn_cl_options=shapes, split_model=SplitModelConfig(num_splits=1)),
         files.compile_config(target),
-        contract=contract,
+        contract=MLLM,
     ).checked()
     toolchain.check(plan.compilation)
     with StageCache(cache_root, name) as cache:
