@@ -14,9 +14,16 @@ from harness.results.history import Series, find_series
 from harness.results.identity import place
 from harness.results.metrics import BRIEF_METRICS, find_metric
 from harness.results.nights import group_nights
-from harness.results.records import SIDES, RepetitionTelemetry, Run, RunHead, RunMeans
+from harness.results.records import (
+    SIDES,
+    ArtifactRecord,
+    RepetitionTelemetry,
+    Run,
+    RunHead,
+    RunMeans,
+)
 from harness.results.store import EVERYTHING, ResultsStore, RunFilter, without_collection
-from harness.results.timeline import UNTRACED, build_timeline, read_traces
+from harness.results.timeline import build_timeline, read_traces
 from harness.words import HOST_CPU, pluralize, stand_in
 from reports import charts, summary, text
 from reports.changes import ShownChange, find_changes
@@ -159,7 +166,10 @@ def load(
             store.comparisons(),
             store.location,
             tuple(devices),
-            {run_id: read_kept(store, run_id) for run_id in full_ids},
+            {
+                run_id: read_kept(store, kept)
+                for run_id, kept in store.artifacts_of(full_ids).items()
+            },
         )
 
 
@@ -196,9 +206,8 @@ def _gate(
     return replace(judged, cells=tuple(c for c in judged.cells if not shown.isdisjoint(c.runs)))
 
 
-def read_kept(store: ResultsStore, run_id: str) -> KeptFiles:
+def read_kept(store: ResultsStore, artifacts: tuple[ArtifactRecord, ...]) -> KeptFiles:
     """Read the parts of a run's files that its page shows."""
-    artifacts = store.artifacts(run_id)
     logs = []
     for artifact in artifacts:
         if artifact.kind == "log":
@@ -207,9 +216,7 @@ def read_kept(store: ResultsStore, run_id: str) -> KeptFiles:
             except ArtifactError as error:
                 end = str(error).encode()
             logs.append((artifact.name, end.decode(errors="replace")))
-    traced = any(artifact.kind == "trace" for artifact in artifacts)
-    traces = read_traces(store, run_id) if traced else UNTRACED
-    return KeptFiles(artifacts, tuple(logs), traces)
+    return KeptFiles(artifacts, tuple(logs), read_traces(store, artifacts))
 
 
 def compose(results: Results) -> Page:

@@ -117,7 +117,7 @@ def render_run(
     Args:
         before: the run before it in its series, to stand beside.
     """
-    kept = page.read_kept(store, run.id)
+    kept = page.read_kept(store, store.artifacts(run.id))
     one = page.run_page(run, store.telemetry(run.id), before, kept)
     return html_file.render_site_run(composed, one, generated_at)
 

@@ -456,12 +456,19 @@ class ResultsStore(Closeable):
 
     def artifacts(self, run_id: str) -> tuple[ArtifactRecord, ...]:
         """List the files that are kept with a run, by name; `read_artifact` reads one."""
-        table = schema.artifacts
-        with self.database.reading() as connection, refuse_unreadable_rows(self.location):
+        with self.database.reading() as connection:
             self._require_run(connection, run_id)
-            query = select(table).where(table.c.run_id == run_id).order_by(table.c.name)
-            rows = connection.execute(query).mappings().all()
-        return tuple(parse_artifact(self.location, row) for row in rows)
+        return self.artifacts_of([run_id])[run_id]
+
+    def artifacts_of(self, run_ids: Sequence[str]) -> dict[str, tuple[ArtifactRecord, ...]]:
+        """List the files that are kept with each of these runs, by name."""
+        table = schema.artifacts
+        query = select(table).where(table.c.run_id.in_(run_ids)).order_by(table.c.name)
+        kept: dict[str, list[ArtifactRecord]] = {run_id: [] for run_id in run_ids}
+        with self.database.reading() as connection, refuse_unreadable_rows(self.location):
+            for row in connection.execute(query).mappings().all():
+                kept[row["run_id"]].append(parse_artifact(self.location, row))
+        return {run_id: tuple(artifacts) for run_id, artifacts in kept.items()}
 
     def _require_run(self, connection: Connection, run_id: str) -> None:
         query = select(schema.runs.c.id).where(schema.runs.c.id == to_storable(run_id))

@@ -18,7 +18,7 @@ from buildlib.files import atomic_write_bytes
 from harness.console import visible
 from harness.errors import ArtifactError, HostFileError
 from harness.results.derived import find_power
-from harness.results.records import RepetitionTelemetry, Run
+from harness.results.records import ArtifactRecord, RepetitionTelemetry, Run
 from harness.results.run_recorder import TRACES
 from harness.results.store import ResultsStore
 
@@ -131,9 +131,9 @@ class Timeline:
         return max((span.start_s + span.seconds for span in self.spans), default=0.0)
 
 
-def read_traces(store: ResultsStore, run_id: str) -> Traces:
-    """Read the traces of a run; events of another form are skipped."""
-    for artifact in store.artifacts(run_id):
+def read_traces(store: ResultsStore, artifacts: Iterable[ArtifactRecord]) -> Traces:
+    """Read the traces among the files of a run; events of another form are skipped."""
+    for artifact in artifacts:
         if artifact.name == TRACES:
             try:
                 content_gz = store.read_artifact(artifact)
@@ -317,7 +317,8 @@ def _stages(stages: Sequence[tuple[str, float]]) -> Iterator[Traced]:
 def write_trace(store: ResultsStore, runs: Sequence[Run], path: Path) -> None:
     """Write the trace of stored runs into a file, packed if its name ends in `.gz`."""
     lines = [
-        build_timeline(run, store.telemetry(run.id), read_traces(store, run.id)) for run in runs
+        build_timeline(run, store.telemetry(run.id), read_traces(store, store.artifacts(run.id)))
+        for run in runs
     ]
     content = to_trace(lines)
     try:

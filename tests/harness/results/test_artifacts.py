@@ -28,6 +28,10 @@ def test_a_file_is_kept_with_its_run(store: ResultsStore) -> None:
         with pytest.raises(RunConflictError, match=r"'run\.log' exists already"):
             recorder.add_artifact("run.log", b"other", "log")
     assert store.artifacts(run.id) == (kept,)
+    bare = make_run()
+    with store.recording(bare):
+        pass
+    assert store.artifacts_of([bare.id, run.id]) == {bare.id: (), run.id: (kept,)}
     assert (kept.kind, kept.size_bytes) == ("log", 7)
     assert store.read_artifact(kept) == b"one\x00two"
     with pytest.raises(NotStoredError):

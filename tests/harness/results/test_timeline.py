@@ -138,7 +138,7 @@ def stored(path: Path, *lines: str) -> tuple[ResultsStore, Run]:
 def test_a_traced_repetition_has_its_real_phases_and_tokens(tmp_path: Path) -> None:
     store, run = stored(tmp_path, device_trace(), device_trace(left_out=7))
     with store:
-        traces = read_traces(store, run.id)
+        traces = read_traces(store, store.artifacts(run.id))
     assert traces.stages == STAGES
     assert [len(process.events) for process in traces.processes] == [len(EVENTS)] * 2
     found = build_timeline(with_push(run), (), traces)
@@ -178,7 +178,7 @@ def test_runs_stand_beside_each_other_as_they_began() -> None:
 def test_the_shortest_functions_are_left_out_of_a_bounded_trace(tmp_path: Path) -> None:
     store, run = stored(tmp_path, device_trace())
     with store:
-        line = build_timeline(run, (), read_traces(store, run.id))
+        line = build_timeline(run, (), read_traces(store, store.artifacts(run.id)))
     document = json.loads(to_trace([line], len(line.traced) - 2))
     assert document["otherData"]["events left out"] == 2
     names = {event["name"] for event in document["traceEvents"]}
@@ -201,7 +201,7 @@ def test_the_shortest_functions_are_left_out_of_a_bounded_trace(tmp_path: Path) 
 def test_a_strange_trace_is_no_obstacle(tmp_path: Path, line: str) -> None:
     store, run = stored(tmp_path, line, device_trace())
     with store:
-        found = build_timeline(run, (), read_traces(store, run.id))
+        found = build_timeline(run, (), read_traces(store, store.artifacts(run.id)))
     assert "QnnApi::graphExecute" in {event.name for event in found.traced}
     check_format(to_trace([found]))
 
@@ -240,7 +240,7 @@ def test_no_trace_or_a_lost_one_is_none(tmp_path: Path) -> None:
         (artifact,) = store.artifacts(run.id)
         shutil.rmtree(tmp_path / "results.db.artifacts")
         assert artifact.kind == "trace"
-        assert read_traces(store, run.id) == UNTRACED
+        assert read_traces(store, store.artifacts(run.id)) == UNTRACED
 
 
 def test_a_trace_is_written_plain_or_packed(tmp_path: Path) -> None:
