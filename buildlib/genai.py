@@ -82,8 +82,8 @@ class BuilderModule(Protocol):
     def builds(self, source: ModelSource) -> bool:
         """Return whether a source is of its kind; an unreadable one is not."""
 
-    def read_config(self, path: Path) -> Mapping[str, object]:
-        """Read what a `config.json` of its kind says."""
+    def read_config(self, path: Path) -> Mapping[str, object] | None:
+        """Read what a `config.json` of its kind says; None for one of another kind."""
 
     def plan_build(
         self,

@@ -99,11 +99,9 @@ def inspect(
 def _inspect_checkpoint(config_file: Path, *, json: bool) -> None:
     data = read_json(config_file)
     unknown = isinstance(data, dict) and detect_architecture(data) is None
-    other = next(builders(), None) if unknown and "eos_token_id" not in data else None
-    config: Mapping[str, object]
-    if other is not None:
-        config = other.read_config(config_file)
-    else:
+    others = (builder.read_config(config_file) for builder in builders()) if unknown else ()
+    config = next((other for other in others if other is not None), None)
+    if config is None:
         config = load_config(config_file).model_dump(mode="json", exclude_none=True)
     model, unread = unread_keys(config_file)
     about = _tokenizer_facts(config_file.with_name(TOKENIZER_FILE))

@@ -14,7 +14,7 @@ from buildlib.builder.sources import CheckpointSource, ModelSource, OnnxSource
 from buildlib.builder.stage_graph import StageGraph, StageNode
 from buildlib.builder.stages.package import CONTAINER
 from buildlib.cache.key import text_sha256
-from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, read_json
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import InvalidOptionError, ModelFileError
 from buildlib.graph.files import load_model
@@ -58,8 +58,10 @@ def builds(source: ModelSource) -> bool:
         return False
 
 
-def read_config(path: Path) -> Mapping[str, object]:
-    """See `BuilderModule.read_config`."""
+def read_config(path: Path) -> Mapping[str, object] | None:
+    """See `BuilderModule.read_config`; no encoder ends its answers."""
+    if "eos_token_id" in read_json(path):
+        return None
     config = EncoderConfig.from_text(path.read_text("utf-8"), path)
     return config.model_dump(mode="json", exclude_none=True)
 
