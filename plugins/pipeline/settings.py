@@ -84,15 +84,16 @@ class EvaluatorConfig(_Section):
     metrics: Annotated[tuple[MetricConfig, ...], Field(min_length=1)]
 
 
-def known_options(section: str) -> AfterValidator:
-    """Make the check of keys of a section of the builder's options."""
+def known_options(*sections: str) -> AfterValidator:
+    """Make the check of options of the builder: keys of one section, or dotted keys of several."""
+    only = sections[0] if len(sections) == 1 else ""
 
     def check(keys: dict[str, Any]) -> dict[str, Any]:
         try:
-            BuildOptions().with_options({section: keys})
+            BuildOptions().with_options({only: keys} if only else keys, sections)
         except InvalidOptionError as error:
             known = f"; there are {', '.join(error.known)}" if error.known else ""
-            reason = f"{error.key.removeprefix(f'{section}.')}: {error.reason}{known}"
+            reason = f"{error.key.removeprefix(f'{only}.')}: {error.reason}{known}"
             raise ValueError(reason) from error
         return keys
 

@@ -45,7 +45,7 @@ from buildlib.quantize.options import QuantizationOptions, TechniqueName, check_
 from buildlib.targets import parse_target
 from buildlib.validation import NoEffect, first_fault
 from harness.errors import ConfigFileError
-from plugins.pipeline.settings import NonEmpty, PipelineSettings, PositiveInt
+from plugins.pipeline.settings import NonEmpty, PipelineSettings, PositiveInt, known_options
 from plugins.pipeline.stage import (
     ModelFolder,
     Stage,
@@ -363,19 +363,6 @@ def onnx_source(model: ModelFolder, context: StageContext, text: str | None) -> 
     )
 
 
-def _known_options(group: tuple[str, ...]) -> AfterValidator:
-    """Make the check of options of the builder."""
-
-    def check(options: dict[str, Any]) -> dict[str, Any]:
-        try:
-            BuildOptions().with_options(options, group)
-        except InvalidOptionError as error:
-            raise ValueError(str(error)) from error
-        return options
-
-    return AfterValidator(check)
-
-
 class GenAIBuilderConfig(StageConfig):
     """Section `genai_builder`: the options of the Gen AI Builder, by its own names.
 
@@ -384,10 +371,10 @@ class GenAIBuilderConfig(StageConfig):
         compilation_options: by dotted keys.
     """
 
-    transformation_options: Annotated[dict[str, Any], _known_options(TRANSFORMATION)] = Field(
+    transformation_options: Annotated[dict[str, Any], known_options(*TRANSFORMATION)] = Field(
         default_factory=dict
     )
-    compilation_options: Annotated[dict[str, Any], _known_options(COMPILATION)] = Field(
+    compilation_options: Annotated[dict[str, Any], known_options(*COMPILATION)] = Field(
         default_factory=dict
     )
     prepare_embedding_lut: bool = False
