@@ -55,14 +55,12 @@ class ParameterFile:
         version: of the format, 1 or 2.
         model_name: empty in files of mllm's own writers, and in version 1.
         tensors: by name, in the order of the table.
-        lines: that the table has place for; mllm's streaming writer reserves some.
     """
 
     path: Path
     version: int
     model_name: str
     tensors: Mapping[str, Tensor]
-    lines: int
     n_bytes: int
 
 
@@ -83,19 +81,15 @@ def read_parameters(path: Path) -> ParameterFile:
         raise InputFileError(str(path), error.strerror or "it cannot be read") from error
 
 
-def write_parameters(
-    path: Path, tensors: Sequence[Tensor], model_name: str = "", *, lines: int | None = None
-) -> None:
+def write_parameters(path: Path, tensors: Sequence[Tensor], model_name: str = "") -> None:
     """Write a `.mllm` file of version 2, one tensor in memory at a time.
 
     Args:
         path: of the file, which appears whole or not at all.
         tensors: in the order of the table.
         model_name: for the header, where mllm's own writers leave it empty.
-        lines: that the table has place for; by default as many as there are tensors.
     """
-    lines = len(tensors) if lines is None else lines
-    place = _HEADER.size + lines * _LINE.size
+    place = _HEADER.size + len(tensors) * _LINE.size
     table = []
     for number, tensor in enumerate(tensors):
         name, shape = tensor.name.encode(), tensor.shape
@@ -114,7 +108,6 @@ def write_parameters(
     with atomic_write(path) as file:
         file.write(_HEADER.pack(_MAGIC, 2, title, len(tensors), _HEADER.size))
         file.writelines(table)
-        file.write(bytes((lines - len(table)) * _LINE.size))
         for tensor in tensors:
             write_data(file, tensor)
 
@@ -138,9 +131,7 @@ def _read_2(path: Path, file: BinaryIO, start: bytes, size: int) -> ParameterFil
             raise _refuse(path, number, rest[-1], reason)
         lines.append(_Line(number, rest[-1], code, n_bytes, at, tuple(rest[:rank])))
     tensors = _check_lines(path, lines, end, size)
-    first = min((line.place for line in lines if line.n_bytes), default=end)
-    room = (first - place) // _LINE.size
-    return ParameterFile(path, 2, _text(title), tensors, room, size)
+    return ParameterFile(path, 2, _text(title), tensors, size)
 
 
 def _read_1(path: Path, file: BinaryIO, start: bytes, size: int) -> ParameterFile:
@@ -165,7 +156,7 @@ def _read_1(path: Path, file: BinaryIO, start: bytes, size: int) -> ParameterFil
         width = stored_dtype(_TYPES.get(code, "byte")).itemsize
         lines.append(_Line(len(lines), name, code, size_of, place, (size_of // width,)))
     tensors = _check_lines(path, lines, end, size)
-    return ParameterFile(path, 1, "", tensors, len(lines), size)
+    return ParameterFile(path, 1, "", tensors, size)
 
 
 @dataclass(frozen=True)
