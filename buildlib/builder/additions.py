@@ -14,7 +14,7 @@ import onnx_ir as ir
 from buildlib.builder.build_options import BuildOptions
 from buildlib.builder.lora_config import LoraBuilderInputConfig
 from buildlib.builder.options import OptionValue
-from buildlib.builder.speculative_config import EagletBuilderConfig, SpeculativeConfig
+from buildlib.builder.speculative_config import SpeculativeConfig
 from buildlib.builder.stage import CachedStage
 from buildlib.builder.stages.extract_embedding import EMBEDDING_FILE, ExtractEmbedding
 from buildlib.cache.layout import CacheEntry
@@ -123,6 +123,11 @@ class Addition:
     reads_stream: ClassVar[bool] = True
 
     @property
+    def on_host(self) -> bool:
+        """True if the host has to look tokens up for it."""
+        return False
+
+    @property
     def trained(self) -> str:
         """Its parts that were trained on the hidden states of the model; empty if none were."""
         return ""
@@ -220,19 +225,18 @@ def additions_of(
     options: BuildOptions, target: Target, toolchain: Toolchain
 ) -> tuple[Addition, ...]:
     """Return what options add to the model, with files that are there, in the order of stages."""
-    lora, speculative = options.lora_config, options.speculative_config
-    on_host = options.prepare_embedding_lut or isinstance(speculative, EagletBuilderConfig)
+    added: list[Addition] = []
+    if options.lora_config is not None:
+        added.append(_made_by("lora", "lora_config", options.lora_config))
+    if options.speculative_config is not None:
+        added.append(_made_by("speculation", "speculative_config", options.speculative_config))
+    on_host = options.prepare_embedding_lut or any(one.on_host for one in added)
     if "embedding_datatype" in options.model_fields_set and not on_host:
         reason = "it is of the table that prepare_embedding_lut leaves to the host; set both"
         raise InvalidOptionError("embedding_datatype", reason, ())
     if on_host and options.split_model.split_embedding:
         reason = "prepare_embedding_lut leaves no embedding in the graphs to split off"
         raise InvalidOptionError("split_model.split_embedding", reason, ())
-    added: list[Addition] = []
-    if lora is not None:
-        added.append(_made_by("lora", "lora_config", lora))
-    if speculative is not None:
-        added.append(_made_by("speculation", "speculative_config", speculative))
     if on_host:  # last: forecast tokens have rows in it
         added.append(HostTable(options.embedding_datatype))
     if options.op_packages:

@@ -47,6 +47,10 @@ class Speculating(Addition):
     config: SpeculativeConfig
 
     @property
+    def on_host(self) -> bool:
+        return isinstance(self.config, EagletBuilderConfig)
+
+    @property
     def trained(self) -> str:
         kinds = {SsdBuilderConfig: "forecast tokens", EagletBuilderConfig: "draft heads"}
         return kinds.get(type(self.config), "")
