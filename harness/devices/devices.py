@@ -24,7 +24,6 @@ class Devices(Closeable):
     def __init__(
         self,
         *,
-        server: "AdbServer | None" = None,
         ssh_config: Path | None = None,
         adb_ports: Mapping[str, int] | None = None,
         trusted_users: Collection[str] = (),
@@ -32,13 +31,11 @@ class Devices(Closeable):
         """Nothing is connected to yet.
 
         Args:
-            server: this host's adb server; by default the environment's, started if need be.
             ssh_config: by default `~/.ssh/config`.
             adb_ports: where the adb servers of other hosts listen, by the host's name; by default
                 that of `SetEnv ANDROID_ADB_SERVER_PORT=...` in `ssh_config`, else 5037.
             trusted_users: other users with adb servers to use on this host, see `resolve_server`.
         """
-        self._server = server
         self._ssh_config = ssh_config
         self._adb_ports = dict(adb_ports or {})
         self._trusted_users = trusted_users
@@ -146,7 +143,7 @@ class Devices(Closeable):
         """Return this host's adb server, started if need be."""
         from harness.devices.adb.server import ensure_server
 
-        return self._server or ensure_server(trusted_users=self._trusted_users)
+        return ensure_server(trusted_users=self._trusted_users)
 
     def hosts(self) -> Hosts:
         """Return the connections to other hosts; nothing is asked of them yet.

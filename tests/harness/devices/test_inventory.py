@@ -48,7 +48,7 @@ def test_a_server_that_forgot_the_running_devices_is_connected_to_them(
     manager.stop(stopped.name)
     for serial in (virtual.serial, stopped.serial):
         adb_server.disconnect(serial)
-    with Devices(server=adb_server) as devices:
+    with Devices() as devices:
         found = {str(one.spec): one for one in inventory.all_of(devices, timeout_s=120)}
     assert found[f"virtual:{virtual.name}"].properties is not None
     assert f"virtual:{stopped.name}" not in found
@@ -66,7 +66,8 @@ class _Listing(AdbServer):
 
 def test_serials_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path))  # no virtual devices to connect to
-    with Devices(server=_Listing(ServerAddress(port=1), 41)) as devices:
+    monkeypatch.setattr(Devices, "adb_server", lambda _: _Listing(ServerAddress(port=1), 41))
+    with Devices() as devices:
         found = inventory.all_of(devices)
     assert [(one.spec is None, one.state) for one in found] == [
         (True, "no permissions"), (True, "off line"), (False, "unauthorized"),
