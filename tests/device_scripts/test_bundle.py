@@ -301,7 +301,7 @@ def test_a_child_that_stands_still_is_killed_and_started_again(
     script, *arguments = (*PERPLEXITY, "--window-files", "w0")
     began = time.monotonic()
     assert runner.run(script, *arguments, cwd=bundle).returncode == 0
-    timeout_s = max(6, math.ceil(8 * (time.monotonic() - began)))  # as the machine is slow
+    timeout_s = max(3, math.ceil(5 * (time.monotonic() - began)))  # as the machine is slow
     process = subprocess.Popen(
         runner.command(script, ["--timeout", str(timeout_s), *arguments]),
         cwd=bundle,
