@@ -14,6 +14,7 @@ from harness.devices.adb.connection import ServerAddress
 from harness.devices.device import Device
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
+from harness.errors import DeviceCommandError, DeviceConnectError
 from plugins.virtual_android import manager
 from tests.conftest import MakeDevice
 
@@ -100,3 +101,25 @@ def test_one_that_hangs_does_not_hang_the_others(ssh_board: "SshServer", tmp_pat
             silent.shutdown(socket.SHUT_RDWR)
             thread.join()
     assert [one.state for one in found] == ["unreachable"] * 8 + ["device"]
+
+
+def test_a_virtual_device_is_opened_by_its_name_or_its_port(adb_server: AdbServer) -> None:
+    serial = manager.start("latecomer", "SM8750").serial
+    spec = DeviceSpec("virtual", "latecomer")
+    try:
+        with Devices() as devices:
+            by_port = devices.open(DeviceSpec("android", serial))
+            assert by_port.shell("echo here").stdout == "here\n"
+            device = devices.open(spec)
+            assert (device.type, device.serial) == ("virtual", "virtual:latecomer")
+            with pytest.raises(DeviceCommandError, match=f"^device {spec}: '?false"):
+                device.shell("false")
+            assert devices.open(spec) is device
+            devices.forget(spec)
+            manager.stop("latecomer")
+            with pytest.raises(DeviceConnectError, match=f"{spec}: it is stopped; `qnnfarm device"):
+                devices.open(spec)
+            assert devices.open(spec, start=True).shell("echo there").stdout == "there\n"
+    finally:
+        manager.remove("latecomer")
+        adb_server.disconnect(serial)

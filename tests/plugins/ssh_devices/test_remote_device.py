@@ -17,7 +17,6 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import (
     AdbServerError,
     DeviceCommandError,
-    DeviceConnectError,
     DeviceLostError,
     HostUnreachableError,
     NoDeviceError,
@@ -147,25 +146,3 @@ def test_a_server_that_does_not_run_is_not_started(lab: Lab, new_port: Callable[
         devices.open(DeviceSpec("android", "any@idle"))
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 5)
-
-
-def test_a_virtual_device_is_opened_by_its_name_or_its_port(adb_server: AdbServer) -> None:
-    serial = manager.start("latecomer", "SM8750").serial
-    spec = DeviceSpec("virtual", "latecomer")
-    try:
-        with Devices() as devices:
-            by_port = devices.open(DeviceSpec("android", serial))
-            assert by_port.shell("echo here").stdout == "here\n"
-            device = devices.open(spec)
-            assert (device.type, device.serial) == ("virtual", "virtual:latecomer")
-            with pytest.raises(DeviceCommandError, match=f"^device {spec}: '?false"):
-                device.shell("false")
-            assert devices.open(spec) is device
-            devices.forget(spec)
-            manager.stop("latecomer")
-            with pytest.raises(DeviceConnectError, match=f"{spec}: it is stopped; `qnnfarm device"):
-                devices.open(spec)
-            assert devices.open(spec, start=True).shell("echo there").stdout == "there\n"
-    finally:
-        manager.remove("latecomer")
-        adb_server.disconnect(serial)
