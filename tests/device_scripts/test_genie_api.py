@@ -63,6 +63,19 @@ def test_an_emulator_s_process_keeps_to_one_cpu(runner: Runner) -> None:
     assert int(printed) == 1
 
 
+@pytest.mark.parametrize("package", ["libX.so:XProvider:CPU", "libX.so:Y", "a:b:c:d"])
+def test_an_op_package_that_is_refused_is_named(
+    runner: Runner, tmp_path: Path, package: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    more = {genie_api.OP_PACKAGES: package, "PYTHONPATH": str(SCRIPTS[0].parents[1])}
+    done = type(runner)({**runner.environment, **more}).run(
+        "genie_t2t_run.py", "-c", "config.json", "-p", "x", cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert f"error: cannot register op package {package}: " in done.stderr.splitlines()[-1]
+
+
 def test_a_missing_library_is_one_line(runner: Runner, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     bare = type(runner)({"PATH": runner.environment["PATH"]})
