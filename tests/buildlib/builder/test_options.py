@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder import additions
 from buildlib.builder.lora_config import LoraBuilderInputConfig
 from buildlib.builder.options import ARnContextLengthConfig
 from buildlib.builder.plan import graph_shapes
@@ -110,6 +111,21 @@ def test_options_that_cannot_be_built_are_refused_before_any_work(
         builder.set_options(options).plan()
     assert caught.value.exit_code == 2
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lora_config": LoraBuilderInputConfig(lora_config_path=NOWHERE)},
+        {"speculative_config": SsdBuilderConfig(ssd_tensor_file=NOWHERE)},
+    ],
+)
+def test_an_addition_without_its_plugin_is_refused(
+    builder: GenAIBuilderHTP, monkeypatch: pytest.MonkeyPatch, options: Mapping[str, object]
+) -> None:
+    monkeypatch.setattr(additions, "load_entry", lambda *_: None)
+    with pytest.raises(InvalidOptionError, match="_config': it needs the plugin `"):
+        builder.set_options(options).plan()
 
 
 @pytest.mark.parametrize(

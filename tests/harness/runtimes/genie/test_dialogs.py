@@ -19,6 +19,7 @@ from harness.devices.device import Device
 from harness.errors import HostFileError, PromptTooLongError, WrongUseError
 from harness.runtimes.base import Generates, GenerationRequest
 from harness.runtimes.dialog_settings import DialogSettings
+from harness.runtimes.genie import runtime
 from harness.runtimes.genie.runtime import GenieModel
 from harness.workloads.dialog import Dialog
 from harness.workloads.generate import Generate
@@ -252,6 +253,17 @@ def test_lookahead_of_another_configuration_is_refused(
         pytest.raises(WrongUseError, match="type lade are wrong with Genie"),
     ):
         workload.run(session)
+
+
+def test_a_dialog_that_speculates_is_refused_where_nothing_checks_it(
+    graphs_container: GenAIContainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "load_entry", lambda *_: None)
+    plain = graphs_container.genie_config
+    assert runtime.find_dialog_check(plain, graphs_container) is None
+    lade = plain.with_type("lade", lade=Lade(window=2, ngram=3, gcap=2))
+    with pytest.raises(WrongUseError, match="need the plugin `speculation`"):
+        runtime.find_dialog_check(lade, graphs_container)
 
 
 def test_the_turns_of_a_conversation_are_traced(
