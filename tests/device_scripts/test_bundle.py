@@ -282,6 +282,9 @@ def test_perplexity_by_windows(runner: Runner, bundle: Path) -> None:
     first, second = (window["perplexity"] for window in result["windows"])
     assert first != second
     assert result["perplexity"] == pytest.approx((first * second) ** (1 / 2))
+    assert (result["n_windows"], result["n_tokens"], result["retries"]) == (2, 2 * (192 - 32), 0)
+    assert result["positions"] == "first_cl_minus_ar"
+    assert result["genie_version"].startswith("1.")
     for window in ("w2", "w3"):
         done = runner.run(*base, window, cwd=bundle)
         assert done.returncode == 1
