@@ -24,7 +24,7 @@ def check_floats(builder: GenAIBuilderHTP) -> GenAIContainer:
     """Build it, and compare its float models."""
     report = builder.verify(FEW)
     floats = [c for c in report.rows if c.side in {"arcl", "split", "mha2sha"}]
-    assert floats
+    assert {comparison.side for comparison in floats} >= {"split", "mha2sha"}
     assert all(comparison.passed for comparison in floats), report.rows
     return builder.build()
 

@@ -85,6 +85,10 @@ def integer_mask(model: onnx.ModelProto) -> None:
     mask.type.tensor_type.elem_type = onnx.TensorProto.INT64
 
 
+def turned_weight(model: onnx.ModelProto) -> None:
+    next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 2).dims.reverse()
+
+
 def stranger(entries: dict[str, Any]) -> None:
     entries["activation_encodings"].append(entries["past_key_0_in"] | {"name": "nothing"})
 
@@ -106,6 +110,7 @@ BAD: dict[str, list[tuple[Change, str]]] = {
         (in_graph(own_operator), "operator of my.ops"),
         (in_graph(later_opset), "opset 99; known"),
         (in_graph(integer_mask), r"do not fit.*tensor\(int64\)"),
+        (in_graph(turned_weight), "does not fit its inputs"),
     ],
     "model.encodings": [
         (in_encodings(stranger), "nothing: the model has no such tensor"),

@@ -139,7 +139,7 @@ def test_a_missing_file_is_named(checkpoint: Path, tmp_path: Path, name: str) ->
 
 
 @pytest.mark.needs("libatomic1")
-@pytest.mark.parametrize("size", [0, 7, 1000, 100_000])
+@pytest.mark.parametrize("size", [7, 100_000])
 def test_truncated_weights_are_refused_before_anything_is_written(
     checkpoint: Path, tmp_path: Path, size: int
 ) -> None:

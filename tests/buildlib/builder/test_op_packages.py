@@ -11,7 +11,6 @@ import pytest
 from buildlib.builder.canonical import ImportModel
 from buildlib.builder_options import apply_options
 from buildlib.checkpoint.layout import MODEL_FILE
-from buildlib.container.op_packages import registrations
 from buildlib.errors import ModelFileError, ToolchainError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.files import load_model
@@ -78,14 +77,6 @@ def test_the_binary_needs_the_package_of_its_container(builder: GenAIBuilderHTP)
         OrtQnnToolchain().execute(binary, graph.name, inputs)
     assert "libScale_CPU.so" in container.files
     assert container.metadata.options["op_packages"] == (f"libScale_CPU.so:{PROVIDER}:CPU",)
-
-
-def test_a_phone_gets_the_libraries_of_its_processors(builder: GenAIBuilderHTP) -> None:
-    container = builder.set_targets(["SM8750"]).build()
-    assert [str(one) for one in registrations(container.metadata.op_packages)] == [
-        f"libScale_CPU.so:{PROVIDER}:CPU",
-        f"libScale_HTP.so:{PROVIDER}:HTP",
-    ]
 
 
 @pytest.mark.parametrize(("operations", "last"), [((), "Add"), ((OPERATION,), "Scale")])

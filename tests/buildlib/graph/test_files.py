@@ -74,6 +74,20 @@ def test_model_files_are_not_trusted(tiny_export: Path, tmp_path: Path) -> None:
         load_model(path)
 
 
+def test_weights_that_no_file_holds_are_refused(tiny_export: Path, tmp_path: Path) -> None:
+    path, data = tmp_path / "model.onnx", (tiny_export / "model.onnx").read_bytes()
+    (tmp_path / "model.safetensors").hardlink_to(tiny_export / "model.safetensors")
+    model = onnx.ModelProto.FromString(data)
+    next(one for one in model.graph.initializer if one.external_data).data_type = 8
+    for text, said in (
+        (model.SerializeToString(), "of type STRING"),
+        (data.replace(b"model.safe", b"m\xffdel.safe"), "not a readable|no readable name"),
+    ):
+        path.write_bytes(text)
+        with pytest.raises(ModelFileError, match=said):
+            load_model(path)
+
+
 def test_two_files_of_one_name_are_not_taken_for_each_other(tmp_path: Path) -> None:
     values = []
     for number, folder in enumerate((tmp_path / "a", tmp_path / "b")):
