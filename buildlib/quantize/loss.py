@@ -20,10 +20,11 @@ from buildlib.container.manifest import LossRecord
 from buildlib.encodings.model import Encoding, Encodings, symmetric_encoding
 from buildlib.errors import BuildError
 from buildlib.graph import interface
-from buildlib.graph.values import is_parameter, source_of, static_shape
+from buildlib.graph.values import static_shape
 from buildlib.numerics.divergence import Divergence
 from buildlib.numerics.runners import Arrays
-from buildlib.quantize.grids import activation_names, channel_axis, shared_grids
+from buildlib.quantize.grids import activation_names, shared_grids
+from buildlib.quantize.recipe import matrix_uses
 from buildlib.quantize.variants import Quantized, VariantModel, constant_names
 from buildlib.sizes import size_text
 
@@ -293,19 +294,8 @@ def find_units(graphs: Sequence[ir.Graph], encodings: Quantized) -> list[Unit]:
     return list(units.values())
 
 
-def matrices(graph: ir.Graph) -> dict[str, tuple[ir.Value, int]]:
-    """Return the weights of matrices, each with the axis of its channels."""
-    matrices = {}
-    for node in graph:
-        axis = channel_axis(node, 1) if len(node.inputs) > 1 else None
-        value = node.inputs[1] if axis is not None else None
-        if axis is not None and value is not None and is_parameter(value):
-            matrices[str(source_of(value).name)] = (source_of(value), axis)
-    return matrices
-
-
 def _weights(graph: ir.Graph, segment: int, encodings: Quantized) -> Iterator[Unit]:
-    for name in matrices(graph):
+    for name in {use.name: use for use in matrix_uses(graph)}:
         if name in encodings and encodings[name].dtype == "INT":
             yield Unit(name, "weight", segment, {name: encodings[name]})
 
@@ -318,12 +308,12 @@ def _activations(graph: ir.Graph, segment: int, encodings: Quantized) -> Iterato
         for value in (*graph.inputs, *(output for node in graph for output in node.outputs))
     }
     computed_names = set(activation_names(graph))
-    weights = matrices(graph)
+    weights = {use.name for use in matrix_uses(graph)}
     grouped_names: set[str] = set(weights)
     for names in shared_grids(graph):
         own = {
             name: encodings[name]
-            for name in sorted(names - {border} - set(weights))
+            for name in sorted(names - {border} - weights)
             if name in encodings and encodings[name].dtype == "INT"
         }
         grouped_names |= set(own)

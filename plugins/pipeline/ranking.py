@@ -15,12 +15,12 @@ from buildlib.encodings.grid import Grid, weight_grid
 from buildlib.errors import BuildError, EncodingsError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, tensor_array
-from buildlib.graph.values import source_of, static_shape
+from buildlib.graph.values import static_shape
 from buildlib.numerics.divergence import Divergence, decibels, sqnr_db
 from buildlib.numerics.runners import Arrays
 from buildlib.quantize.calibration import masked_scores
-from buildlib.quantize.grids import channel_axis
-from buildlib.quantize.loss import KIND_PLURALS, UNIT_KINDS, Unit, UnitKind, find_units, matrices
+from buildlib.quantize.loss import KIND_PLURALS, UNIT_KINDS, Unit, UnitKind, find_units
+from buildlib.quantize.recipe import matrix_uses
 from buildlib.quantize.tensor_writer import replace_constant
 from buildlib.quantize.variants import MeasuredVariant, Quantized, VariantModel, activation_grids
 
@@ -77,11 +77,7 @@ def changed_weights(float_model: Path, quantized: Path) -> dict[str, ir.TensorPr
         ModelFileError: a model cannot be read.
     """
     ours, theirs = (load_model(path).graph for path in (float_model, quantized))
-    matrices = {
-        str(source_of(node.inputs[1]).name)
-        for node in ours
-        if channel_axis(node, 1) is not None and node.inputs[1] is not None
-    }
+    matrices = {use.name for use in matrix_uses(ours)}
     weights = {}
     for name, value in theirs.initializers.items():
         own = ours.initializers.get(name)
@@ -264,9 +260,9 @@ def segment_name(segment: int, n_segments: int) -> str:
 
 def _weights_of(graphs: Sequence[ir.Graph]) -> int:
     return sum(
-        math.prod(static_shape(value) or ())
+        math.prod(static_shape(source) or ())
         for graph in graphs
-        for value, _ in matrices(graph).values()
+        for source in {use.source for use in matrix_uses(graph)}
     )
 
 
@@ -276,10 +272,11 @@ def _weight_noise(
     """Return the SQNR in dB of each weight of a matrix, against that of the float model."""
     noise = {}
     for graph in graphs:
-        for name, (value, axis) in matrices(graph).items():
-            if name not in encodings or encodings[name].dtype != "INT" or value.const_value is None:
+        for use in matrix_uses(graph):
+            name, stored, axis = use.name, use.source.const_value, use.axis
+            if name not in encodings or encodings[name].dtype != "INT" or stored is None:
                 continue
-            array, grid = tensor_array(value.const_value), weight_grid(encodings[name])
+            array, grid = tensor_array(stored), weight_grid(encodings[name])
             new_tensor = model.weight(name, encodings)
             reference = array if new_tensor is None else tensor_array(new_tensor)
             try:
