@@ -13,12 +13,13 @@ from harness.devices.adb.transport import ShellSession
 from harness.devices.base import StreamClosed
 
 
-def test_packets_may_be_cut_anywhere() -> None:
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_packets_may_be_cut_anywhere(size: int) -> None:
     outputs = io.BytesIO(), io.BytesIO()
     session = ShellSession(cast("Connection", None), *outputs)
     packets = (1, b"out"), (2, b"err"), (9, b"of a later protocol"), (3, b"\7")
     stream = b"".join(struct.pack("<BI", kind, len(data)) + data for kind, data in packets)
-    *before, status = [session._feed(stream[at : at + 1]) for at in range(len(stream))]
+    *before, status = [session._feed(stream[at : at + size]) for at in range(0, len(stream), size)]
     assert set(before) == {None}
     assert status == 7
     assert [output.getvalue() for output in outputs] == [b"out", b"err"]
