@@ -52,7 +52,7 @@ families:
 
 # Further ways along paths that the suite takes once: the second shell, engine and confinement, techniques, adapters, layouts of pages, chats, workers of xdist; a quarter of an hour.
 variants:
-	$(PYTHON) -m pytest -m variant
+	$(PYTHON) -m pytest -m "variant and not slow"
 	QNNFARM_VIRTUAL_NAMESPACE=none $(PYTHON) -m pytest tests/plugins/virtual_android
 
 # Every option of a build on the emulator, and whether a file of the container is another one; ten minutes.
