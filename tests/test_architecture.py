@@ -14,7 +14,11 @@ pytestmark = pytest.mark.first
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("buildlib", "device_scripts", "harness", "plugins", "reports", "suites")
 Where = Literal["loading", "in a function", "for types"]
-GENERATE = "import harness.cli.app, harness.cli.generate, harness.runtimes.genie.runtime"
+GENERATE = (
+    "import harness.cli.app, harness.cli.generate, harness.cli.device_lease, "
+    "harness.runtimes.genie.runtime"
+)
+"""The command, what its lease takes, and the runtime that it opens."""
 _FEW_LINES = 60
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
@@ -49,6 +53,7 @@ def test_the_import_contracts_hold() -> None:
         ("import buildlib.toolchains.ort_qnn.worker", {"onnx", "onnx_ir", "numpy", "pydantic"}),
         ("import buildlib.numerics.emulator_worker", {"onnx", "onnx_ir", "pydantic"}),
         ("import harness.cli.app", {"onnxruntime", "onnx", "sqlalchemy", "numpy"}),
+        ("import harness.cli.generate", {"sqlalchemy", "harness.pool", "numpy"}),
         (
             GENERATE,
             {

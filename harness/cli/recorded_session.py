@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.arguments import RunOptions
-from harness.cli.device_lease import open_session
 from harness.console import print_remark
 from harness.errors import HarnessError, WrongUseError
 from harness.results.metrics import METRICS
@@ -31,6 +30,8 @@ def open_recorded_session(
         model, command: see `open_session`.
         db: results database; without one, runs are kept for the trace alone.
     """
+    from harness.cli.device_lease import open_session
+
     group_id = new_run_id()
     with (
         _open_store(db, options.trace) as store,
