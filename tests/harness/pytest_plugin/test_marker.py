@@ -17,7 +17,7 @@ _BAD = (
     ("count=True", "count is True, not a whole number from 1"),
     ("tags=3", "tags is 3, not texts"),
     ("tags=['', 'a']", "tags is ['', 'a'], not texts"),
-    ("type='phone'", "type is 'phone', not one of android, linux, local"),
+    ("type='phone'", "type is 'phone', not one of android, "),
     ("soc=8750", "soc is 8750, not a text"),
     ("free_bytes=-1", "free_bytes is -1, not a whole number of bytes"),
 )
