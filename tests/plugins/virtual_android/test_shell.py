@@ -64,6 +64,20 @@ def test_python_runs_without_the_hosts_packages(on_device: Adb) -> None:
     assert on_device("shell", "python3 -c 'import pytest' 2>/dev/null").returncode == 1
 
 
+def test_a_killed_client_takes_its_process_group_along(device: VirtualDevice) -> None:
+    marker = new_marker()
+    command = f"trap '' HUP; sleep {marker} & sleep {marker}"
+    client = subprocess.Popen(
+        [adbutils.adb_path(), "-s", device.serial, "shell", command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    wait_for(lambda: len(running(marker)) == 2)
+    client.kill()
+    client.communicate()
+    wait_for(lambda: not running(marker))
+
+
 @pytest.mark.parametrize("options", [[], ["-x"], ["-tt"]], ids=["v2", "old", "terminal"])
 def test_a_background_process_does_not_hold_the_command(on_device: Adb, options: list[str]) -> None:
     marker = new_marker()
