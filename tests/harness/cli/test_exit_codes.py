@@ -234,7 +234,8 @@ def test_the_code_says_what_the_answer_is(
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     if said:
-        (error,) = done.stderr.splitlines()
+        *slow, error = done.stderr.splitlines()
+        assert all(line.startswith("looking for") for line in slow)  # on a busy machine
         assert error.startswith("qnnfarm: ")
         assert error.isprintable()
         assert said in error
