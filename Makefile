@@ -102,7 +102,7 @@ lab-kills:
 
 # Leases of three hosts whose workers are cut off, stopped and killed; `QNNFARM_LEASES=500 make hosts` for fewer than ten thousand; hours.
 hosts:
-	$(PYTHON) -m pytest -n 0 -s -m slow tests/harness/pool
+	$(PYTHON) -m pytest -n 0 -s -m slow tests/harness/pool tests/plugins/ssh_devices
 
 # Leases under ledgers that go back to an earlier state and have copies; `QNNFARM_SEED=7 make copies` for others; half an hour.
 copies:
