@@ -374,7 +374,8 @@ def encoder_model(build_cache: Path) -> Path:
     needs("plugins.encoders")
     from plugins.encoders import tiny_encoder
 
-    return tiny_encoder.write(build_cache.parent / tiny_encoder.NAME)
+    model: Path = tiny_encoder.write(build_cache.parent / tiny_encoder.NAME)
+    return model  # typed without the plugin, too
 
 
 @pytest.fixture(scope="session")
