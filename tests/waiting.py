@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,3 +46,13 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def wait_for_upkeep() -> None:
+    """Wait for repairs by closed pools; they end with a process, but not with a test in it.
+
+    Each ends after the step that it is at.
+    """
+    for thread in threading.enumerate():
+        if thread.name.startswith("qnnfarm-upkeep-"):
+            thread.join()

@@ -109,7 +109,7 @@ def decode(printed: str) -> object:
     context = SimpleNamespace(n_vocab=1000)
     config = SimpleNamespace(dialog=SimpleNamespace(context=context))
     runtime = SimpleNamespace(
-        _has_python=False,
+        has_python=False,
         _container=SimpleNamespace(genie_config=config),
         device=SimpleNamespace(serial="hostile"),
     )

@@ -15,6 +15,7 @@ import pytest
 from harness.cli import app
 from tests import command_line
 from tests.buildlib.op_packages import build_package
+from tests.waiting import wait_for_upkeep
 
 Run = Callable[..., command_line.Done]
 _command_line = functools.cache(app.command_line)
@@ -47,6 +48,7 @@ def qnnfarm(adb_environment: Path, build_cache: Path, tmp_path: Path) -> Run:
             patch.chdir(tmp_path)
             with pytest.raises(SystemExit) as end:
                 app.main()
+            wait_for_upkeep()
             texts = []
             for stream in (streams["stdout"], streams["stderr"]):
                 stream.seek(0)

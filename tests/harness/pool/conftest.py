@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from harness.pool.states import Event
 from tests.clock import ManualClock
 from tests.postgresql_server import PostgresqlServer
 from tests.system import VIRTUAL, needs, program
+from tests.waiting import wait_for_upkeep
 
 if TYPE_CHECKING:
     from plugins.virtual_android import manager
@@ -144,14 +144,9 @@ def pool_of(
 
 
 def close(pool: Pool) -> None:
-    """Close it, and wait for its upkeep, which could start an adb server or device of later tests.
-
-    A closed pool's upkeep ends after the step that it is at.
-    """
+    """Close it, and wait for upkeep, which could start an adb server or device of later tests."""
     pool.close()
-    for thread in threading.enumerate():
-        if thread.name.startswith("qnnfarm-upkeep-"):
-            thread.join()
+    wait_for_upkeep()
 
 
 def on_a_small_disk(folder: Path, size: str, *words: str) -> list[str]:
