@@ -71,7 +71,7 @@ def _works_without(names: Sequence[str], *, quick: bool) -> bool:
         for name in names:
             print(f"without {name}: plugins/{name}, tests/plugins/{name}, and of pyproject.toml")
         print(lines)
-        python, pytest = sys.executable, ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]
+        python, pytest = sys.executable, ["-m", "pytest", "-q", "-rsfE", "-p", "no:cacheprovider"]
         steps = {
             "every import": [python, "-c", _IMPORTS.format(packages=_PACKAGES)],
             "the help": [python, "-m", "harness.cli", "--help"],
@@ -96,7 +96,8 @@ def _succeeds(step: str, command: Sequence[str], copy: Path, names: Sequence[str
     lines = (done.stdout + done.stderr).rstrip().splitlines()
     print(f"  {'FAILED' if done.returncode else 'ok'}: {step}", flush=True)
     if done.returncode:
-        print("\n".join(lines[-40:]))
+        failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        print("\n".join([*failed, *lines[-40:]]))
     elif "pytest" in command:
         skipped = [line for line in lines if re.search(rf"plugins\.({'|'.join(names)})\b", line)]
         print("\n".join(f"    {line}" for line in [*skipped, lines[-1]]))

@@ -277,7 +277,7 @@ def find_type(name: str) -> DeviceType:
         WrongUseError: no installed package has it.
     """
     if name not in device_types():
-        raise WrongUseError(f"no installed package has devices of type {name}: {_missing(name)}")
+        raise WrongUseError(_missing(name))
     return device_types()[name]
 
 
@@ -291,7 +291,8 @@ def check_type_name(name: str) -> str:
 def _missing(name: str) -> str:
     if name in _PLUGINS:
         return f"devices of type {name} come with plugins/{_PLUGINS[name]}, which is not here"
-    return f"the type is one of {', '.join(device_types())}"
+    types = ", ".join(device_types())
+    return f"no installed package has devices of type {name}: the type is one of {types}"
 
 
 class _DeviceTypes(Mapping[str, DeviceType]):

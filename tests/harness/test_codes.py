@@ -75,6 +75,7 @@ def test_every_cause_has_evidence_a_fix_and_a_source() -> None:
             assert re.fullmatch(r"https://\S+|reproduced: .+", cause.source), cause
 
 
+@pytest.mark.needs("plugins.diagnosis")
 def test_the_table_names_commands_that_exist() -> None:
     texts = [f"{cause.look_at} {cause.fix}" for code in load_codes() for cause in code.causes]
     named = {tuple(words.split()) for text in texts for words in _COMMAND.findall(text)}
@@ -173,6 +174,7 @@ def explain(*arguments: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+@pytest.mark.needs("plugins.diagnosis")
 def test_the_command_explains_a_code_a_log_and_a_run(tmp_path: Path) -> None:
     assert explain("-8")[0] == 0
     status, said = explain("5005")
@@ -201,6 +203,7 @@ def test_the_command_explains_a_code_a_log_and_a_run(tmp_path: Path) -> None:
         assert [code["label"] for code in json.loads(said)] == ["FastRPC 0x80000406", "QNN 4000"]
 
 
+@pytest.mark.needs("plugins.diagnosis")
 @pytest.mark.parametrize(
     ("line", "label"),
     [

@@ -179,6 +179,7 @@ def test_what_many_rows_share_is_said_once() -> None:
     assert "pp67+tg16: The prompt had 64 tokens, but 67 were requested" in text
 
 
+@pytest.mark.needs("plugins.other_runtimes")
 def test_thirty_nights_of_another_tool_are_a_row_for_each_test(tmp_path: Path) -> None:
     """llama.cpp differs every other night; the newest nights are one row, in a section apart."""
     tests = ((512, 0, 8200.0), (0, 128, 141.0))

@@ -116,6 +116,7 @@ def test_the_demo_does_the_main_job_twice(tmp_path: Path, environment: dict[str,
     assert "compile part 1 of 2: from the cache" in stderr
 
 
+@pytest.mark.needs("plugins.virtual_android")
 def test_a_second_demo_waits_for_nobody(tmp_path: Path, environment: dict[str, str]) -> None:
     state = Path(environment["QNNFARM_STATE_DIR"])
     state.mkdir()

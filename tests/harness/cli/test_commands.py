@@ -160,6 +160,7 @@ def test_the_path_of_a_user(
     assert "Emulator speed is not hardware speed" in page.read_text()
 
 
+@pytest.mark.needs("plugins.virtual_android")
 def test_devices_are_started_listed_stopped_and_removed(
     qnnfarm: Run, adb_server: AdbServer
 ) -> None:
@@ -225,6 +226,7 @@ def test_doctor_names_the_glibc_of_the_libraries(
     assert (host.state, "need glibc 2.35" in host.advice) == ("note", True)
 
 
+@pytest.mark.needs("plugins.virtual_android")
 @pytest.mark.needs("libatomic1")
 def test_doctor_says_who_can_use_the_devices_of_an_adb_server(
     process: Run, adb_server: AdbServer

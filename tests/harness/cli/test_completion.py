@@ -17,7 +17,11 @@ from tests.harness.cli.conftest import Run
         ("build m --target SM875", ["SM8750", "SM8750:emulator"]),
         ("build m --target SM8750 : em", ["emulator"]),
         ("build m --target SM8750 : emulator --rec", ["--recipe"]),
-        ("device start n --soc SM845", ["SM8450"]),
+        pytest.param(
+            "device start n --soc SM845",
+            ["SM8450"],
+            marks=pytest.mark.needs("plugins.virtual_android"),
+        ),
         ("inspect no", []),
     ],
 )

@@ -5,11 +5,14 @@ import signal
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.command_line import Started
 
 _PLAN = "name: quick\npool: pool.yaml\nworkloads: [{kind: command, command: ['true']}]\n"
 
 
+@pytest.mark.needs("plugins.ssh_devices")
 def test_who_looks_for_devices_says_for_which(adb_environment: Path, tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / "plan.yaml").write_text(_PLAN)

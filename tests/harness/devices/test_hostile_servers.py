@@ -117,6 +117,7 @@ def test_an_ssh_banner_without_end_is_refused_in_time(
         connect(resolve_host("board", config), Deadline(0.5), None)
 
 
+@pytest.mark.needs("plugins.virtual_android")
 def test_a_serial_that_nobody_can_ask_for_hides_no_other_device() -> None:
     serials = ("a b\x1b[31m", "R5CX", "127.0.0.1:7")
     listed = [AdbDeviceInfo(serial, "device") for serial in serials]

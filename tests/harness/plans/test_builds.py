@@ -54,7 +54,11 @@ def test_an_unchanged_container_is_neither_built_nor_replaced(
 @pytest.mark.parametrize(
     ("options", "path"),
     [
-        ({"speculative_config": {"ssd_tensor_file": "trained/ssd.safetensors"}}, "ssd.safetensors"),
+        pytest.param(
+            {"speculative_config": {"ssd_tensor_file": "trained/ssd.safetensors"}},
+            "ssd.safetensors",
+            marks=pytest.mark.needs("plugins.speculation"),
+        ),
         ({"op_packages": [OP_PACKAGE]}, "libScale.so"),
     ],
 )

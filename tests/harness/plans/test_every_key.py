@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
 from pydantic import BaseModel
 
 import harness
@@ -34,6 +35,7 @@ def names_read() -> set[str]:
     return {name for path in paths for name in _READ.findall(path.read_text("utf-8"))}
 
 
+@pytest.mark.needs("plugins.nightly")
 def test_every_key_of_a_plan_is_read() -> None:
     read = names_read() | SHORT_NAMES.keys()
     silent = {

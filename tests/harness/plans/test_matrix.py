@@ -221,6 +221,7 @@ def test_a_workload_that_no_context_holds_is_refused(
     assert caught.value.key == key
 
 
+@pytest.mark.needs("plugins.other_runtimes", "plugins.diagnosis")
 def test_the_plan_that_compares_runtimes_gives_each_the_models_that_it_runs() -> None:
     path = Path(suites.__path__[0]) / "plans" / "runtimes.yaml"
     cells = expand(load_plan(path), path, identify=lambda *_: "a" * 64, members=list)

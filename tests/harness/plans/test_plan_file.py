@@ -184,6 +184,7 @@ def test_any_text_is_a_plan_or_an_error_of_one_line(
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.needs("plugins.other_runtimes", "plugins.diagnosis")
 def test_the_example_plans_can_be_used() -> None:
     found = sorted((Path(__file__).parents[3] / "suites" / "plans").glob("*.yaml"))
     assert found

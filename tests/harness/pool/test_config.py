@@ -50,14 +50,21 @@ def test_a_whole_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "entry",
-    ["{type: linux, identifier: board}", "{type: android, identifier: R5CX@lab1}",
-     "{discover: adb, host: lab1}"],
-)  # fmt: skip
-def test_hosts_without_their_plugin(monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
-    here = {name: kind for name, kind in spec.device_types().items() if name != "linux"}
-    monkeypatch.setattr(spec, "device_types", lambda: here)
-    with pytest.raises(ConfigFileError, match=r"line 1, devices\[0\].*plugins/ssh_devices"):
+    ("entry", "plugin"),
+    [
+        ("{type: linux, identifier: board}", "ssh_devices"),
+        ("{type: android, identifier: R5CX@lab1}", "ssh_devices"),
+        ("{discover: adb, host: lab1}", "ssh_devices"),
+        ("{type: virtual, identifier: one}", "virtual_android"),
+        ("{discover: virtual}", "virtual_android"),
+    ],
+)
+def test_devices_without_their_plugin(
+    monkeypatch: pytest.MonkeyPatch, entry: str, plugin: str
+) -> None:
+    types = spec.device_types()
+    monkeypatch.setattr(spec, "device_types", lambda: {"android": types["android"]})
+    with pytest.raises(ConfigFileError, match=rf"line 1, devices\[0\].*plugins/{plugin}"):
         parse_config(f"devices: [{entry}]")
 
 
@@ -93,11 +100,12 @@ def test_an_empty_file_is_all_devices_of_the_adb_server() -> None:
             "devices[0].power_cycle",
             "there is no {Name}, but {name}",
         ),
-        (
+        pytest.param(
             "devices:\n  - type: virtual\n    identifier: a\n    soc: SM8751",
             4,
             "devices[0].soc",
             "no SoC 'SM8751': did you mean SM8750",
+            marks=pytest.mark.needs("plugins.virtual_android"),
         ),
         (
             "devices:\n  - {type: local}\n  - {name: y, type: local}",
@@ -106,7 +114,7 @@ def test_an_empty_file_is_all_devices_of_the_adb_server() -> None:
             "local is given twice",
         ),
         (
-            "devices:\n  - {name: b, type: local}\n  - {type: virtual, identifier: b}",
+            "devices:\n  - {name: b, type: local}\n  - {type: android, identifier: b}",
             3,
             "devices[1]",
             "two devices are named b",
@@ -138,6 +146,7 @@ def test_a_discovered_device_cannot_have_the_name_of_another() -> None:
         configured_members(config, lambda _: found, "pool.yaml")
 
 
+@pytest.mark.needs("plugins.virtual_android")
 def test_a_virtual_device_that_exists_with_another_soc_is_refused() -> None:
     text = "devices:\n  - type: virtual\n    identifier: one\n    soc: sm8650"
     assert (
@@ -209,6 +218,7 @@ def test_a_users_command_is_run_without_a_shell(tmp_path: Path) -> None:
         run_program(["sleep", "30"], 0.1)
 
 
+@pytest.mark.needs("plugins.virtual_android", "plugins.ssh_devices")
 def test_the_documented_file_is_valid() -> None:
     blocks = _DOC.read_text(encoding="utf-8").split("```yaml\n")[1:]
     assert blocks

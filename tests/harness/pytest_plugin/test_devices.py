@@ -46,6 +46,7 @@ def test_a_requirement_leases_or_fails_at_once(farm: Farm, two_devices: tuple[st
     assert "qnnfarm.device" not in outcome.properties("test_without")
 
 
+@pytest.mark.needs("plugins.virtual_android")
 @pytest.mark.parametrize(("missing", "counts"), [("", {"skipped": 4}), ("fail", {"errors": 4})])
 def test_without_any_device_tests_skip(
     farm: Farm,
@@ -161,7 +162,14 @@ def test_a_container_runs_and_what_it_measures_is_kept(
 
 @pytest.mark.parametrize(
     ("device", "words"),
-    [("nothere", "no adb device 'nothere'"), ("virtual:nothere", "no virtual device 'nothere'")],
+    [
+        ("nothere", "no adb device 'nothere'"),
+        pytest.param(
+            "virtual:nothere",
+            "no virtual device 'nothere'",
+            marks=pytest.mark.needs("plugins.virtual_android"),
+        ),
+    ],
 )
 def test_a_device_that_is_not_there_fails_the_tests_that_need_it_in_a_line(
     farm: Farm, device: str, words: str

@@ -199,6 +199,7 @@ def test_a_program_that_refuses_or_reports_nothing_is_told(
         session.require(Generates).generate(GenerationRequest(16, prompt="In the"))
 
 
+@pytest.mark.needs("plugins.other_runtimes")
 @pytest.mark.parametrize("runtime", ["geniex-bench", "executorch"])
 def test_what_they_cannot_do_is_refused_before_a_device(
     geniex: Path, executorch: Path, runtime: str
@@ -212,6 +213,7 @@ def test_what_they_cannot_do_is_refused_before_a_device(
         model.windows("text")
 
 
+@pytest.mark.needs("plugins.other_runtimes", "plugins.diagnosis")
 def test_a_runtime_that_runs_another_kind_of_model_names_those_that_run_it(
     geniex: Path, executorch: Path, tmp_path: Path
 ) -> None:
