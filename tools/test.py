@@ -20,7 +20,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _VENV = _ROOT / ".venv"
 _OLDEST = (3, 11)
 _SET_UP = "--set-up"
-_TAKES = "Setting up takes some minutes the first time; the tests about eight on two idle cores."
+_TAKES = "Setting up takes some minutes the first time; the tests about five on two idle cores."
 PACKAGES_VARIABLE = "QNNFARM_TEST_PACKAGES"
 """Set to `installed`: a test whose system package is missing fails."""
 
