@@ -17,11 +17,17 @@ from harness.runtimes.base import Model, Runtime
 
 DOOR = "runtimes"
 DEFAULT_RUNTIME = "genie"
-_MODULES: Mapping[str, str] = MappingProxyType(
+_MODULES: Mapping[str, str] = MappingProxyType({"genie": "harness.runtimes.genie.runtime"})
+_PLUGINS: Mapping[str, str] = MappingProxyType(
     {
-        "genie": "harness.runtimes.genie.runtime",
+        "executorch": "other_runtimes",
+        "geniex-bench": "other_runtimes",
+        "graph": "diagnosis",
+        "llama.cpp": "other_runtimes",
+        "mllm": "mllm",
     }
 )
+"""Where runtimes come from that a checkout may be without."""
 
 
 class RuntimeModule(Protocol):
@@ -55,8 +61,14 @@ def check_runtime(name: str) -> str:
         ValueError: no runtime has that name.
     """
     if name not in runtimes():
-        raise ValueError(f"the runtime is one of {', '.join(runtimes())}")
+        raise ValueError(_missing(name))
     return name
+
+
+def _missing(name: str) -> str:
+    if name in _PLUGINS:
+        return f"the runtime {name} comes with plugins/{_PLUGINS[name]}, which is not here"
+    return f"no runtime is called {name[:40]!r}: there are {', '.join(runtimes())}"
 
 
 @cache
@@ -66,7 +78,7 @@ def find_runtime(name: str) -> RuntimeModule:
         return cast("RuntimeModule", importlib.import_module(_MODULES[name]))
     if name in entry_names(DOOR):
         return cast("RuntimeModule", load_entry(DOOR, name))
-    raise WrongUseError(f"no runtime is called {name[:40]!r}: there are {', '.join(runtimes())}")
+    raise WrongUseError(_missing(name))
 
 
 def open_model(path: Path, runtime: str = DEFAULT_RUNTIME) -> Model:

@@ -73,7 +73,7 @@ MINIMAL = "name: x\nworkloads: [{kind: bench}]\n"
     [
         ("name: x\n", "workloads", "it is missing"),
         (MINIMAL + "colour: red\n", "colour", "unknown key"),
-        (MINIMAL + "runtimes: [geni]\n", "runtimes[0]", "the runtime is one of genie"),
+        (MINIMAL + "runtimes: [geni]\n", "runtimes[0]", "called 'geni': there are genie"),
         (MINIMAL + "devices: [{sco: SM8750}]\n", "devices[0].sco", "unknown key"),
         (MINIMAL + "devices: [{count: 0}]\n", "devices[0].count", "or must be 'all'"),
         (MINIMAL + "timeouts: {cell_s: .inf}\n", "timeouts.cell_s", "finite"),

@@ -71,7 +71,7 @@ def test_the_header_tells_no_password(project: pytest.Pytester, db: str, shown: 
         (["--device", "a b;c"], "--device: 'android:a b;c' names no device"),
         (["--pool", "bad.yaml"], "bad.yaml, line 1, device: "),
         (["--container", "nowhere"], "--container: there is no 'nowhere'"),
-        (["--runtime", "geni"], "--runtime geni: the runtime is one of genie"),
+        (["--runtime", "geni"], "--runtime geni: no runtime is called 'geni': there are genie"),
         (["--repeat", "x"], "--repeat: 'x' is not a number of sessions"),
         (["--pool", "p.yaml", "--device", "local"], "give one of them, not both"),
         (["--suite-param", "a-b=1"], "--suite-param: 'a-b=' is not NAME=VALUE"),

@@ -40,6 +40,12 @@ def test_an_unknown_runtime_is_named_with_those_there_are(script: Path) -> None:
         registry.open_model(script, "geni")
 
 
+def test_a_runtime_of_a_plugin_that_is_not_here_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "runtimes", lambda: ("genie",))
+    with pytest.raises(ValueError, match="plugins/diagnosis, which is not here"):
+        registry.check_runtime("graph")
+
+
 def test_capabilities_show_from_methods_before_there_is_a_device() -> None:
     require(GenieRuntime, (Generates, Converses, Scores, DecodesSteps))
     require(StopwatchRuntime, [(Generates, MeasuresSpeed)])
