@@ -46,7 +46,15 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
             tuple(f"harness/pool/{name}.py" for name in ("failure_policy", "queue", "requirement")),
             tuple(
                 f"tests/harness/pool/test_{name}.py"
-                for name in ("blame", "ledger", "ledger_stateful", "queue", "requirement", "states")
+                for name in (
+                    "blame",
+                    "ledger",
+                    "ledger_stateful",
+                    "queue",
+                    "requirement",
+                    "reservations",
+                    "states",
+                )
             ),
         ),
         "passes": Package(("buildlib/passes/*.py",), ("tests/buildlib/passes",)),
