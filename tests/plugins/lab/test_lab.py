@@ -21,6 +21,7 @@ from tests.plugins.lab.hosts import HELD, POOL, Host, Lab
 from tests.plugins.lab.page_server import serving
 from tests.postgresql_server import PostgresqlServer
 from tests.private_adb import end_servers
+from tests.system import VIRTUAL, needs
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.first
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.first
 def hosts(
     server: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory, new_port: Callable[[], int]
 ) -> Iterator[Lab]:
+    needs(VIRTUAL)
     folder = tmp_path_factory.mktemp("lab")
     lab = Lab(folder, server)
     lab.hosts = [Host(name, folder / name, lab.url, new_port()) for name in ("h1", "h2")]
