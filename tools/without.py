@@ -52,11 +52,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("names", nargs="+", metavar="NAME", help=f"all, each, {', '.join(names)}")
     parser.add_argument("--quick", action="store_true", help="seconds to minutes, not the suite")
     given = parser.parse_args(arguments)
-    if unknown := set(given.names) - {"all", "each", *names}:
-        parser.error(f"there is no plugin {', '.join(sorted(unknown))}")
-    turns = [[name] for name in names] if given.names == ["each"] else [given.names]
-    if given.names == ["all"]:
-        turns = [names]
+    match given.names:
+        case ["each"]:
+            turns = [[name] for name in names]
+        case ["all"]:
+            turns = [names]
+        case chosen:
+            if unknown := set(chosen) - set(names):
+                parser.error(f"there is no plugin {', '.join(sorted(unknown))}")
+            turns = [chosen]
     failed = [turn for turn in turns if not _works_without(turn, quick=given.quick)]
     texts = " and without ".join(", ".join(turn) for turn in failed)
     print(f"failed without {texts}" if failed else "everything else works")
