@@ -100,8 +100,10 @@ class DeviceEntry(_Model):
             raise ValueError("`host` and `exclude` go with `discover`")
         if self.discover == "virtual" and self.host:
             raise ValueError("virtual devices are on this host")
-        if self.host or self.discover == "virtual":
-            check_type_name("linux" if self.host else "virtual")
+        if self.host:
+            check_type_name("linux")
+        if self.discover == "virtual":
+            check_type_name("virtual")
         if self.discover and (self.name or self.identifier or self.soc):
             raise ValueError("devices that are found have names, identifiers and SoCs of their own")
         if self.soc and self.type != "virtual":
