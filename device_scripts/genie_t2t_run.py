@@ -288,6 +288,20 @@ def answer_bound(config: bytes) -> int:
         raise genie_api.FatalError("the configuration has no dialog.context.size") from None
 
 
+def observe(
+    resources: genie_api.Resources, genie: genie_api.Genie, options: argparse.Namespace
+) -> Tuple[Optional[genie_api.LogHandle], Optional[genie_api.ProfileHandle]]:
+    """Make the log and the profile that the options ask for, each None without.
+
+    Before what they are bound to, to be freed last: Genie frees no profile that a configuration is
+    bound to.
+    """
+    log = resources.add(genie_api.LogHandle(genie, options.log)) if options.log else None
+    if options.profile is None and options.trace is None:
+        return log, None
+    return log, resources.add(genie_api.ProfileHandle(genie, trace=options.trace is not None))
+
+
 def write_profile(
     profile: genie_api.ProfileHandle,
     path: Optional[str],
@@ -361,11 +375,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     genie = genie_api.Genie(stop=stop)
     write(f"Using libGenie.so version {genie.version()}\n\n".encode())
     with genie_api.Resources() as resources:
-        # Made first, to be freed last: Genie frees no profile that a configuration is bound to.
-        log = resources.add(genie_api.LogHandle(genie, options.log)) if options.log else None
-        profile = None
-        if options.profile is not None or options.trace is not None:
-            profile = resources.add(genie_api.ProfileHandle(genie, trace=options.trace is not None))
+        log, profile = observe(resources, genie, options)
         config = resources.add(genie_api.DialogConfigHandle(genie, text))
         config.bind(log, profile)
         began = time.monotonic()

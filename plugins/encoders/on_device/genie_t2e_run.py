@@ -112,11 +112,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     genie = genie_api.Genie(stop=stop)
     genie_t2t_run.write(f"Using libGenie.so version {genie.version()}\n\n".encode())
     with genie_api.Resources() as resources:
-        # Made first, to be freed last: Genie frees no profile that a configuration is bound to.
-        log = resources.add(genie_api.LogHandle(genie, options.log)) if options.log else None
-        profile = None
-        if options.profile is not None or options.trace is not None:
-            profile = resources.add(genie_api.ProfileHandle(genie, trace=options.trace is not None))
+        log, profile = genie_t2t_run.observe(resources, genie, options)
         config = resources.add(genie_api.EmbeddingConfigHandle(genie, text))
         config.bind(log, profile)
         began = time.monotonic()
